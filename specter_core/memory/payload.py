@@ -1,0 +1,135 @@
+"""One expert as opaque bytes: the three matrices, then a trailer that says whose they are (DESIGN 4,
+"Verification").
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from specter_core.errors import WrongExpertError
+from specter_core.types import ExpertKey
+
+ENTRY_ALIGNMENT_BYTES = 256
+TRAILER_BYTES = 32
+ENCODING_IDS = {"plain": 1}
+
+_MAGIC = b"SPXEXPRT"
+# magic, layer, expert, encoding id, crc32 of the payload, payload bytes mod 2^32, reserved
+_TRAILER = struct.Struct("<8sIIIIII")
+assert _TRAILER.size == TRAILER_BYTES
+
+
+class ExpertViews(NamedTuple):
+    """Matrices of one expert, sharing memory with its entry: gate, up [I, H] and down [H, I]."""
+
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class PayloadLayout:
+    """Byte layout of an entry.
+
+    [0, payload_bytes)                     gate [I, H] | up [I, H] | down [H, I], contiguous, in `dtype`
+    [payload_bytes, entry_bytes − 32)      zero padding up to a multiple of 256 bytes
+    [entry_bytes − 32, entry_bytes)        trailer: the last bytes to arrive, so a short copy is seen too
+    """
+
+    hidden: int
+    width: int
+    dtype: torch.dtype
+    encoding: str = "plain"
+
+    def __post_init__(self) -> None:
+        assert self.hidden > 0 and self.width > 0, (self.hidden, self.width)
+        assert self.encoding in ENCODING_IDS, (
+            f"unknown encoding {self.encoding!r}, known: {sorted(ENCODING_IDS)}"
+        )
+
+    @property
+    def payload_bytes(self) -> int:
+        return 3 * self.hidden * self.width * self.dtype.itemsize
+
+    @property
+    def entry_bytes(self) -> int:
+        return math.ceil((self.payload_bytes + TRAILER_BYTES) / ENTRY_ALIGNMENT_BYTES) * ENTRY_ALIGNMENT_BYTES
+
+    def views(self, entry: Tensor) -> ExpertViews:
+        """Matrices inside `entry` (uint8 [entry_bytes]); no copy."""
+        assert entry.dtype == torch.uint8 and entry.numel() == self.entry_bytes, (entry.dtype, entry.shape)
+        flat = entry[: self.payload_bytes].view(self.dtype)
+        size = self.hidden * self.width
+        return ExpertViews(
+            flat[:size].view(self.width, self.hidden),
+            flat[size : 2 * size].view(self.width, self.hidden),
+            flat[2 * size :].view(self.hidden, self.width),
+        )
+
+    def write(self, entry: Tensor, key: ExpertKey, gate: Tensor, up: Tensor, down: Tensor) -> None:
+        """Fill `entry` (uint8 [entry_bytes], host memory) with an expert: gate, up [I, H], down [H, I] of
+        `dtype`.
+        """
+        views = self.views(entry)
+        for target, source in zip(views, (gate, up, down), strict=True):
+            assert source.shape == target.shape and source.dtype == self.dtype, (
+                source.shape,
+                target.shape,
+                source.dtype,
+            )
+            target.copy_(source)
+        entry[self.payload_bytes : self.entry_bytes - TRAILER_BYTES] = 0
+        fields = (
+            _MAGIC,
+            key.layer,
+            key.expert,
+            ENCODING_IDS[self.encoding],
+            self._crc(entry),
+            self._size_check,
+            0,
+        )
+        trailer = torch.frombuffer(bytearray(_TRAILER.pack(*fields)), dtype=torch.uint8)
+        entry[self.entry_bytes - TRAILER_BYTES :] = trailer
+
+    def check(self, entry: Tensor, key: ExpertKey) -> None:
+        """Raise WrongExpertError unless the entry's trailer names `key`, this encoding and this size. Reads
+        32 bytes.
+        """
+        magic, layer, expert, encoding, _, size, _ = self._trailer(entry)
+        if magic != _MAGIC:
+            raise WrongExpertError(
+                f"slot asked for layer {key.layer} expert {key.expert} holds no complete expert"
+            )
+        found = (layer, expert, encoding, size)
+        if found != (key.layer, key.expert, ENCODING_IDS[self.encoding], self._size_check):
+            raise WrongExpertError(
+                f"slot asked for layer {key.layer} expert {key.expert} "
+                f"encoding {ENCODING_IDS[self.encoding]} holds layer {layer} expert {expert} encoding {encoding}"
+            )
+
+    def verify_crc(self, entry: Tensor) -> None:
+        """Raise WrongExpertError when the payload's CRC-32 is not the trailer's. Reads the whole payload."""
+        stored = self._trailer(entry)[4]
+        computed = self._crc(entry)
+        if stored != computed:
+            raise WrongExpertError(
+                f"expert payload is damaged: crc32 {computed:08x}, trailer says {stored:08x}"
+            )
+
+    @property
+    def _size_check(self) -> int:
+        return self.payload_bytes & 0xFFFFFFFF
+
+    def _crc(self, entry: Tensor) -> int:
+        return zlib.crc32(entry[: self.payload_bytes].cpu().numpy().data)
+
+    def _trailer(self, entry: Tensor) -> tuple[bytes, int, int, int, int, int, int]:
+        raw = bytes(entry[self.entry_bytes - TRAILER_BYTES :].cpu().numpy())
+        return _TRAILER.unpack(raw)
