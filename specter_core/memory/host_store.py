@@ -105,7 +105,7 @@ class HostExpertStore:
             size = os.fstat(fd).st_size
             if size != handle.bytes:
                 raise UserError(
-                    f"host expert store {handle.path} has {size} bytes, expected {handle.bytes}; make it again"
+                    f"host expert store {handle.path} has {size} bytes, expected {handle.bytes}; recreate it"
                 )
             header = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
             wanted = (_MAGIC, _VERSION, 1, handle.layers, handle.experts, handle.layout.entry_bytes)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -83,6 +84,10 @@ class Link(Protocol):
 
     def promote(self, transfer: Transfer) -> None:
         """PREFETCH -> DEMAND for what has not been sent yet; no effect on a demand or a finished transfer."""
+        ...
+
+    def reorder(self, transfers: Sequence[Transfer]) -> None:
+        """Give the still queued prefetches among `transfers` this order."""
         ...
 
     def cancel(self, transfer: Transfer) -> bool:

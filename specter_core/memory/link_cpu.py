@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.link import BusyInterval, LinkCounters, Priority, Transfer, TransferState
@@ -64,6 +64,9 @@ class CpuLink:
     def promote(self, transfer: Transfer) -> None:
         if self._queue.promote(transfer):
             self.counters.promoted += 1
+
+    def reorder(self, transfers: Sequence[Transfer]) -> None:
+        self._queue.reorder(transfers)
 
     def cancel(self, transfer: Transfer) -> bool:
         cancelled = self._queue.cancel(transfer)

@@ -111,7 +111,8 @@ class PayloadLayout:
         if found != (key.layer, key.expert, ENCODING_IDS[self.encoding], self._size_check):
             raise WrongExpertError(
                 f"slot asked for layer {key.layer} expert {key.expert} "
-                f"encoding {ENCODING_IDS[self.encoding]} holds layer {layer} expert {expert} encoding {encoding}"
+                f"encoding {ENCODING_IDS[self.encoding]} "
+                f"holds layer {layer} expert {expert} encoding {encoding}"
             )
 
     def verify_crc(self, entry: Tensor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from specter_core.memory.link import Priority, Transfer, TransferState
@@ -77,6 +78,15 @@ class TransferQueue:
             self._open -= 1
             self.ready.notify_all()
             return True
+
+    def reorder(self, transfers: Sequence[Transfer]) -> None:
+        """Let those of `transfers` that are still queued prefetches go in the given order, after other
+        prefetches.
+        """
+        with self.ready:
+            for transfer in transfers:
+                if transfer.state is TransferState.QUEUED and transfer.priority is Priority.PREFETCH:
+                    transfer.order = self._next_order()
 
     def next_piece(self) -> Piece | None:
         """Take the next piece, or None when nothing waits or `in_flight` pieces are out."""

@@ -1,0 +1,113 @@
+"""Cache and link kept in step: every load under way is one LOADING slot and one open transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from specter_core.memory.expert_cache import ExpertCache
+from specter_core.memory.link import Link, Priority, Transfer, TransferState
+from specter_core.types import ExpertKey
+
+
+@dataclass(slots=True)
+class LoadCounters:
+    """Totals since the loader was made. used_bytes: loads whose expert was computed from at least once."""
+
+    loads: int = 0
+    used_loads: int = 0
+    used_bytes: int = 0
+
+
+class ExpertLoader:
+    """Begins, hastens, cancels and finishes loads; the only place where cache state follows the link.
+
+    A transfer that has arrived becomes RESIDENT when `reap` or `wait` sees it, on the calling thread, so
+    the cache changes only between the caller's own statements.
+    """
+
+    def __init__(self, cache: ExpertCache, link: Link) -> None:
+        self.cache = cache
+        self.link = link
+        self.counters = LoadCounters()
+        self._open: dict[ExpertKey, Transfer] = {}  # in order of submission
+        self._unused: dict[ExpertKey, int] = {}  # loaded, not computed from yet -> bytes
+
+    def load(self, key: ExpertKey, slot: int, priority: Priority) -> Transfer:
+        """Begin loading `key` into `slot`, evicting what is resident there."""
+        assert self.cache.can_load(key, slot), (key, slot, self.cache.state(slot), self.cache.lookup(key))
+        transfer = self.link.submit(key, slot, priority)
+        self.cache.begin_load(key, slot)
+        self._open[key] = transfer
+        self._unused[key] = transfer.bytes
+        self.counters.loads += 1
+        return transfer
+
+    def is_open(self, key: ExpertKey) -> bool:
+        return key in self._open
+
+    def open_keys(self, layer: int | None = None) -> list[ExpertKey]:
+        """Experts being loaded, issued ones first, else in order of submission."""
+        keys = [k for k in self._open if layer is None or k.layer == layer]
+        return sorted(keys, key=lambda k: self._open[k].state is TransferState.QUEUED)
+
+    def queued_keys(self, layer: int | None = None) -> list[ExpertKey]:
+        """Experts whose load could still be cancelled, in order of submission."""
+        return [
+            k
+            for k, t in self._open.items()
+            if t.state is TransferState.QUEUED and (layer is None or k.layer == layer)
+        ]
+
+    def promote(self, key: ExpertKey) -> None:
+        """Make a load that is under way a demand."""
+        self.link.promote(self._open[key])
+
+    def reorder(self, keys: Iterable[ExpertKey]) -> None:
+        """Let the still queued prefetches among `keys` go in this order."""
+        self.link.reorder([self._open[k] for k in keys if k in self._open])
+
+    def cancel(self, key: ExpertKey) -> bool:
+        """Undo a load of which nothing has moved; the slot's former expert is resident again. False when
+        too late.
+        """
+        transfer = self._open[key]
+        if not self.link.cancel(transfer):
+            return False
+        self.cache.abort_load(transfer.slot)
+        del self._open[key], self._unused[key]
+        self.counters.loads -= 1
+        return True
+
+    def reap(self) -> list[ExpertKey]:
+        """Make every expert that has arrived resident, without waiting."""
+        arrived = [k for k, t in self._open.items() if self.link.done(t)]
+        for key in arrived:
+            self._finish(key)
+        return arrived
+
+    def wait(self, key: ExpertKey) -> int:
+        """Wait until `key` has arrived (promoted first, so that nothing goes ahead of it needlessly); stall
+        in ns.
+        """
+        transfer = self._open[key]
+        self.link.promote(transfer)
+        stall_ns = self.link.wait(transfer)
+        self._finish(key)
+        return stall_ns
+
+    def drain(self) -> None:
+        """Wait until everything under way has arrived."""
+        self.link.drain()
+        self.reap()
+        assert not self._open, self._open
+
+    def mark_used(self, key: ExpertKey) -> None:
+        """Account for a computation from `key`."""
+        used_bytes = self._unused.pop(key, None)
+        if used_bytes is not None:
+            self.counters.used_loads += 1
+            self.counters.used_bytes += used_bytes
+
+    def _finish(self, key: ExpertKey) -> None:
+        self.cache.finish_load(self._open.pop(key).slot)

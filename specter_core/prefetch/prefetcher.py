@@ -1,0 +1,158 @@
+"""Carries the planner's decisions to cache and link, and counts how good they were."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from specter_core.memory.expert_cache import SlotState
+from specter_core.memory.expert_loader import ExpertLoader
+from specter_core.memory.link import Priority, Transfer
+from specter_core.prefetch.planner import Phase, PrefetchPlan, PrefetchPlanner, Timings
+from specter_core.types import ExpertKey
+
+
+@dataclass(frozen=True, slots=True)
+class PrefetchCounters:
+    """One window. precision = used / issued, recall = absent_planned / absent.
+
+    issued: planned loads that went onto the link as prefetches (not those cancelled while queued, nor those
+    that the target's router asked for first). used: those of them that the target routed to in this window.
+    absent: experts the target needed that were neither resident nor loading at b_1; absent_planned: those
+    of them in the last plan that knew of them.
+    """
+
+    chunks: int
+    issued: int
+    used: int
+    promoted: int
+    cancelled: int
+    absent: int
+    absent_planned: int
+
+
+class Prefetcher:
+    """Drives one window: begin_window, on_boundary…, end_of_draft, before_layer for each layer, end_window.
+
+    under_verify: planned loads go on underneath verification; otherwise they end with drafting (paper).
+    """
+
+    def __init__(self, planner: PrefetchPlanner, loader: ExpertLoader, *, under_verify: bool = True) -> None:
+        self.planner = planner
+        self.loader = loader
+        self.under_verify = under_verify
+        self.phase = Phase.FINAL_CLEANUP
+        self.next_boundary = 0
+        self._start_window()
+
+    def begin_window(self, depth: int) -> int:
+        """Start a window of `depth` draft tokens; returns b_1. No load is submitted before it."""
+        self._start_window()
+        self.phase = Phase.COLD_START
+        self.next_boundary = self.planner.begin_window(depth)
+        return self.next_boundary
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether the ELB is to be read at `next_boundary`."""
+        return self.phase is not Phase.FINAL_CLEANUP
+
+    def on_boundary(self, counters: Tensor, drafted: int, timings: Timings) -> PrefetchPlan:
+        """Plan from counters int32 [L, E] (CPU) and submit; afterwards `phase` and `next_boundary` are the
+        plan's.
+        """
+        assert self.wants_snapshot, "Final Cleanup takes no further snapshot"
+        self.loader.reap()
+        if self.phase is Phase.COLD_START:
+            self._present_at_b1 = self._present()
+        plan = self.planner.plan(counters, self.loader.cache, self.loader.queued_keys(), timings, drafted)
+        self._apply(plan)
+        self._chunks += 1
+        self.phase, self.next_boundary = plan.phase, plan.next_boundary
+        return plan
+
+    def end_of_draft(self) -> None:
+        """Drafting is over. Unless loads go on under verification, what is still queued is cancelled;
+        issued ones finish.
+        """
+        self.phase = Phase.FINAL_CLEANUP
+        if not self.under_verify:
+            for key in self.loader.queued_keys():
+                self._cancelled += self.loader.cancel(key)
+        self.loader.reap()
+
+    def before_layer(self, layer: int, needed: Collection[int]) -> tuple[int, ...]:
+        """The target's router of `layer` has spoken: `needed` are its distinct experts.
+
+        Returns the late ones (needed, load queued or issued at this moment) in the order in which they will
+        arrive. Needed loads become demands; queued loads of this layer that are not needed are cancelled,
+        which brings back the experts they were to replace. A needed load that would overwrite another
+        needed expert gives that one's slot back and is left to the Residency Manager: it has no transfer
+        any more, but still is late.
+        """
+        self.loader.reap()
+        wanted = {ExpertKey(layer, expert) for expert in needed}
+        late = [key for key in self.loader.open_keys(layer) if key in wanted]
+        for key in self.loader.queued_keys(layer):
+            if key not in wanted or self._former(key) in wanted:
+                self._cancelled += self.loader.cancel(key)
+        for key in late:
+            if self.loader.is_open(key):
+                self.loader.promote(key)
+        self._count_layer(wanted)
+        return tuple(key.expert for key in late)
+
+    def end_window(self) -> PrefetchCounters:
+        """Close the window's account."""
+        issued = [t for t in self._submitted if t.issued_as is Priority.PREFETCH]
+        return PrefetchCounters(
+            chunks=self._chunks,
+            issued=len(issued),
+            used=sum(t.key in self._needed for t in issued),
+            promoted=sum(t.issued_as is Priority.DEMAND for t in self._submitted),
+            cancelled=self._cancelled,
+            absent=self._absent,
+            absent_planned=self._absent_planned,
+        )
+
+    def _start_window(self) -> None:
+        self._submitted: list[Transfer] = []
+        self._planned: set[ExpertKey] = set()
+        self._needed: set[ExpertKey] = set()
+        self._present_at_b1 = self._present()
+        self._chunks = 0
+        self._cancelled = 0
+        self._absent = 0
+        self._absent_planned = 0
+
+    def _apply(self, plan: PrefetchPlan) -> None:
+        """Cancel, evict, submit. A load issued since the plan was made stays, and what the plan wanted in
+        its slot is dropped.
+        """
+        for key in plan.cancelled:
+            self._cancelled += self.loader.cancel(key)
+        self._planned.difference_update(plan.cancelled)
+        for load in plan.loads:
+            if self.loader.cache.can_load(load.key, load.slot):
+                self._submitted.append(self.loader.load(load.key, load.slot, Priority.PREFETCH))
+                self._planned.add(load.key)
+        self.loader.reorder(plan.order)
+
+    def _former(self, key: ExpertKey) -> ExpertKey | None:
+        """The expert that cancelling the load of `key` would bring back."""
+        slot = self.loader.cache.lookup(key)
+        former = None if slot is None else self.loader.cache.previous(slot)
+        return None if former is None or self.loader.cache.lookup(former.key) is not None else former.key
+
+    def _present(self) -> frozenset[ExpertKey]:
+        cache = self.loader.cache
+        keys = (cache.key(slot) for slot in range(cache.slots) if cache.state(slot) is not SlotState.EMPTY)
+        return frozenset(key for key in keys if key is not None)
+
+    def _count_layer(self, wanted: set[ExpertKey]) -> None:
+        self._needed |= wanted
+        absent = wanted - self._present_at_b1
+        self._absent += len(absent)
+        self._absent_planned += len(absent & self._planned)
