@@ -1,0 +1,1 @@
+"""The shared instance: what draft and target have in common, held once."""

@@ -1,0 +1,63 @@
+"""The plain pass with every routed expert resident: the reference that Specter's tokens are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from specter_core.model.decoder import Decoder
+from specter_core.model.layer import Routing
+from specter_core.model.rows import Rows
+from specter_core.state.kv_cache import KVCache
+from specter_core.types import ExpertKey
+from specter_core.verify.expert_ffn import expert_ffn
+
+
+class ExpertWeights(NamedTuple):
+    """gate and up [I, H], down [H, I]."""
+
+    gate: Tensor
+    up: Tensor
+    down: Tensor
+
+
+class RoutedExperts(Protocol):
+    def __call__(self, layer: int, routing: Routing) -> Tensor:
+        """The weighted sum of a MoE layer's routed experts, float32 [R, H]."""
+        ...
+
+
+class PlainRoutedExperts:
+    """Experts one after the other, by ascending id; weights(key) gives a resident expert (a view is
+    enough).
+    """
+
+    def __init__(self, weights: Callable[[ExpertKey], ExpertWeights]) -> None:
+        self._weights = weights
+
+    def __call__(self, layer: int, routing: Routing) -> Tensor:
+        normed, ids, weights = routing
+        total = torch.zeros(normed.shape, dtype=torch.float32)
+        for expert in sorted(set(ids.flatten().tolist()) - {-1}):
+            rows, choices = torch.nonzero(ids == expert, as_tuple=True)
+            result = expert_ffn(normed[rows], *self._weights(ExpertKey(layer, expert)))
+            total[rows] += result * weights[rows, choices].unsqueeze(1)
+        return total
+
+
+def plain_forward(
+    decoder: Decoder, experts: RoutedExperts, tokens: Tensor, kv: KVCache, rows: Rows
+) -> Tensor:
+    """tokens int64 [B, T] -> the last layer's x [R, H]. Writes KV; boundaries stay where they are."""
+    x = decoder.embed(tokens)
+    for layer in decoder.layers:
+        x = layer.attend(x, kv, rows)
+        if layer.moe_index is None:
+            x = layer.dense(x)
+        else:
+            routing = layer.route(x, rows)
+            x = layer.combine(x, routing.normed, experts(layer.moe_index, routing))
+    return x
