@@ -33,6 +33,11 @@ class ExpertLoader:
         self._open: dict[ExpertKey, Transfer] = {}  # in order of submission
         self._unused: dict[ExpertKey, int] = {}  # loaded, not computed from yet -> bytes
 
+    @property
+    def entry_ms(self) -> float:
+        """Time of one expert on the otherwise idle link, ms."""
+        return self.link.entry_bytes / self.link.rate_bytes_per_s * 1e3
+
     def load(self, key: ExpertKey, slot: int, priority: Priority) -> Transfer:
         """Begin loading `key` into `slot`, evicting what is resident there."""
         assert self.cache.can_load(key, slot), (key, slot, self.cache.state(slot), self.cache.lookup(key))

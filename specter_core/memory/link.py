@@ -76,6 +76,11 @@ class Link(Protocol):
     counters: LinkCounters
 
     @property
+    def entry_bytes(self) -> int:
+        """Bytes of one expert's transfer."""
+        ...
+
+    @property
     def rate_bytes_per_s(self) -> float:
         """Standalone rate: what one busy link moves with nothing else running."""
         ...

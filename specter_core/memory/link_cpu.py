@@ -34,6 +34,8 @@ class CpuLink:
         delay: Callable[[Transfer], float] | None = None,
         verify_crc: bool = False,
         record_intervals: bool = False,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
+        sleep_s: Callable[[float], None] = time.sleep,
     ) -> None:
         assert slots.entry_bytes == store.layout.entry_bytes, (slots.entry_bytes, store.layout.entry_bytes)
         self.counters = LinkCounters()
@@ -43,6 +45,8 @@ class CpuLink:
         self._delay = delay
         self._verify_crc = verify_crc
         self._record = record_intervals
+        self._clock_ns = clock_ns
+        self._sleep_s = sleep_s
         self._rate = rate_bytes_per_s if rate_bytes_per_s is not None else self._measure_rate()
         self._queue = TransferQueue(piece_bytes)
         self._error: BaseException | None = None
@@ -51,13 +55,17 @@ class CpuLink:
         self._thread.start()
 
     @property
+    def entry_bytes(self) -> int:
+        return self._slots.entry_bytes
+
+    @property
     def rate_bytes_per_s(self) -> float:
         return self._rate
 
     def submit(self, key: ExpertKey, slot: int, priority: Priority) -> Transfer:
         self._raise_error()
         assert not self._closing, "link is closed"
-        transfer = Transfer(key, slot, self._slots.entry_bytes, priority, queued_ns=time.perf_counter_ns())
+        transfer = Transfer(key, slot, self._slots.entry_bytes, priority, queued_ns=self._clock_ns())
         self._queue.submit(transfer)
         return transfer
 
@@ -79,14 +87,14 @@ class CpuLink:
 
     def wait(self, transfer: Transfer) -> int:
         assert transfer.state is not TransferState.CANCELLED, transfer
-        start_ns = time.perf_counter_ns()
+        start_ns = self._clock_ns()
         if transfer.state is not TransferState.DONE:
             with self._queue.ready:
                 self._queue.ready.wait_for(
                     lambda: transfer.state is TransferState.DONE or self._error is not None
                 )
         self._raise_error()
-        return time.perf_counter_ns() - start_ns
+        return self._clock_ns() - start_ns
 
     def idle(self) -> bool:
         return self._queue.idle()
@@ -129,18 +137,18 @@ class CpuLink:
 
     def _move(self, piece: Piece) -> None:
         transfer = piece.transfer
-        start_ns = time.perf_counter_ns()
+        start_ns = self._clock_ns()
         deadline_ns = start_ns
         if piece.offset == 0:
             transfer.issued_ns = start_ns
         if self._bucket is not None:
             deadline_ns = self._bucket.reserve(piece.bytes, transfer.queued_ns, start_ns)
         if self._delay is not None and piece.offset == 0:
-            time.sleep(self._delay(transfer))
+            self._sleep_s(self._delay(transfer))
         self._copy(piece)
-        while (left_ns := deadline_ns - time.perf_counter_ns()) > 0:
-            time.sleep(left_ns / 1e9)
-        end_ns = time.perf_counter_ns()
+        while (left_ns := deadline_ns - self._clock_ns()) > 0:
+            self._sleep_s(left_ns / 1e9)
+        end_ns = self._clock_ns()
         self._account(piece, start_ns, end_ns)
         if piece.last:
             self._check(transfer)
@@ -177,6 +185,6 @@ class CpuLink:
         return self._slots.entry_bytes * 1e9 / max(1, best_ns)
 
     def _timed_copy(self, piece: Piece) -> int:
-        start_ns = time.perf_counter_ns()
+        start_ns = self._clock_ns()
         self._copy(piece)
-        return time.perf_counter_ns() - start_ns
+        return self._clock_ns() - start_ns

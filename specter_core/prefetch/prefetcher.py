@@ -61,9 +61,11 @@ class Prefetcher:
 
     def on_boundary(self, counters: Tensor, drafted: int, timings: Timings) -> PrefetchPlan:
         """Plan from counters int32 [L, E] (CPU) and submit; afterwards `phase` and `next_boundary` are the
-        plan's.
+        plan's. Final Cleanup takes no further snapshot, except after the last draft token where loads go on
+        under verification.
         """
-        assert self.wants_snapshot, "Final Cleanup takes no further snapshot"
+        last = self.under_verify and drafted == self.planner.depth
+        assert self.wants_snapshot or last, f"no snapshot in {self.phase} after {drafted} tokens"
         self.loader.reap()
         if self.phase is Phase.COLD_START:
             self._present_at_b1 = self._present()

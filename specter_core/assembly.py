@@ -1,0 +1,190 @@
+"""Puts an engine together: model folder -> shared instance, host store, draft; then options and memory -> engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from specter_core.draft.draft_pass import DraftPass
+from specter_core.draft.draft_store import DraftExperts, load_draft, quantize_rtn
+from specter_core.draft.experts import DraftExpertPath
+from specter_core.engine import SpecterEngine
+from specter_core.errors import UserError
+from specter_core.memory.budget import SlotPlan, fixed_slots, plan_slots
+from specter_core.memory.eviction import POLICIES
+from specter_core.memory.expert_cache import ExpertCache
+from specter_core.memory.expert_loader import ExpertLoader
+from specter_core.memory.host_store import HostExpertStore, StoreHandle
+from specter_core.memory.link_cpu import CpuLink
+from specter_core.memory.payload import PayloadLayout
+from specter_core.memory.slot_buffer import SlotBuffer
+from specter_core.model.checkpoint import Checkpoint
+from specter_core.model.config import ModelConfig
+from specter_core.model.decoder import Decoder
+from specter_core.model.experts_loader import expert_dtype, fill_store
+from specter_core.options import EngineOptions
+from specter_core.prefetch.elb import ELB
+from specter_core.prefetch.pattern_analyzer import PatternAnalyzer
+from specter_core.prefetch.planner import PrefetchPlanner
+from specter_core.prefetch.prefetcher import Prefetcher
+from specter_core.state.kv_cache import KVCache
+from specter_core.trace import Trace
+from specter_core.verify.executor_cpu import CpuLayerExecutor
+from specter_core.verify.expert_ffn import expert_ffn
+from specter_core.verify.expert_pass import ExpertPass
+from specter_core.verify.residency import ResidencyManager
+from specter_core.verify.target_pass import LayerHook, TargetPass
+
+COMPUTE_DTYPES = {"cpu": torch.float32, "cuda": None}
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model in memory: the shared instance on the device, all experts in the host store, the INT4 draft."""
+
+    decoder: Decoder
+    store: HostExpertStore
+    draft: DraftExperts | None
+
+    @property
+    def draft_kind(self) -> str:
+        return self.draft.kind if self.draft else "none"
+
+    def close(self) -> None:
+        """Unmaps the store, and removes it when this process made it."""
+        self.store.close()
+        if self.store.owner:
+            self.store.unlink()
+
+    def __enter__(self) -> LoadedModel:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def open_model(
+    model_dir: Path,
+    draft_dir: Path | None = None,
+    *,
+    device: str = "cpu",
+    store: StoreHandle | None = None,
+    need_draft: bool = True,
+    rtn_if_missing: bool = False,
+    noise: float = 0.0,
+) -> LoadedModel:
+    """Loads a Hugging Face folder and its draft (default: its subfolder `draft`).
+
+    store: attach to a host store that another process filled, else fill one. rtn_if_missing: quantize a
+    round-to-nearest draft in memory where there is no draft folder. noise: sigma added to the draft's codes (tests).
+    Raises UserError for anything wrong with the folders, the device or the draft.
+    """
+    if device not in COMPUTE_DTYPES:
+        raise UserError(f"device {device!r} is unknown, known are {', '.join(COMPUTE_DTYPES)}; choose one of these")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UserError("device 'cuda' was asked for and 0 CUDA devices are visible; use device 'cpu' or install a driver")
+    decoder = Decoder.load(model_dir, device=device, compute_dtype=COMPUTE_DTYPES[device])
+    folder = draft_dir or model_dir / "draft"
+    if need_draft and not folder.is_dir() and not (rtn_if_missing and draft_dir is None):
+        raise UserError(f"draft folder {folder} does not exist; make it with initialization/quantize_draft.py or use depth 0")
+    host = HostExpertStore.attach(store) if store else fill_host_store(model_dir, decoder.config)
+    draft = None
+    if need_draft and folder.is_dir():
+        draft = load_draft(folder, decoder.config, device)
+    elif need_draft:
+        draft = quantize_rtn(lambda key: host.layout.views(host.entry(key)), decoder.config, device)
+    if draft and noise:
+        draft = draft.with_noise(noise, seed=0)
+    return LoadedModel(decoder, host, draft)
+
+
+def fill_host_store(
+    model_dir: Path, config: ModelConfig, *, threads: int = 4, progress: Callable[[int, int], None] | None = None
+) -> HostExpertStore:
+    """A new shared host store with every routed expert of the checkpoint, ready to be attached to."""
+    with Checkpoint(model_dir) as checkpoint:
+        layout = PayloadLayout(config.hidden, config.expert_width, expert_dtype(checkpoint, config))
+        store = HostExpertStore.create(len(config.moe_layers), config.num_experts, layout)
+        try:
+            fill_store(checkpoint, config, store, threads=threads, progress=progress)
+        except BaseException:
+            store.close()
+            store.unlink()
+            raise
+    store.mark_ready()
+    return store
+
+
+def fixed_parts(model: LoadedModel, options: EngineOptions) -> dict[str, int]:
+    """Device bytes of everything but the slots, by part."""
+    config, decoder = model.decoder.config, model.decoder
+    copies = 1 if options.shared_kv or not options.depth else 2
+    kv = KVCache.bytes_per_token(config, decoder.dtype) * options.context_tokens * options.max_batch * copies
+    rows = max(options.max_batch * (options.depth + 1), options.prefill_chunk_tokens)
+    itemsize = decoder.dtype.itemsize
+    workspace = rows * (config.top_k * config.hidden * 4 + 4 * config.hidden * itemsize + config.vocab_size * 4)
+    draft = model.draft.bytes if model.draft and options.depth else 0
+    return {"shared": decoder.shared_bytes, "draft": draft, "kv": kv, "workspace": workspace}
+
+
+def slot_plan(
+    model: LoadedModel, options: EngineOptions, slots_per_layer: int | None, budget_bytes: int | None
+) -> SlotPlan:
+    """Slots from M or from a budget. Raises UserError for M < 1 or a budget below one slot per layer."""
+    config, parts = model.decoder.config, fixed_parts(model, options)
+    entry_bytes, layers = model.store.layout.entry_bytes, len(config.moe_layers)
+    if budget_bytes is not None:
+        return plan_slots(
+            budget_bytes, parts, entry_bytes, layers, config.num_experts, options.uniform_slots, options.staging_slots
+        )
+    slots = config.num_experts if slots_per_layer is None else slots_per_layer
+    staging = 0 if options.uniform_slots or slots >= config.num_experts else options.staging_slots
+    return fixed_slots(slots, layers, config.num_experts, entry_bytes, parts, staging)
+
+
+def build_engine(
+    model: LoadedModel,
+    options: EngineOptions,
+    *,
+    slots_per_layer: int | None = None,
+    budget_bytes: int | None = None,
+    rate_bytes_per_s: float | None = None,
+    trace: Trace | None = None,
+    hook: LayerHook | None = None,
+) -> SpecterEngine:
+    """An engine on a loaded model; close it before the next one is built on the same slots.
+
+    slots_per_layer: M (None and no budget: every expert resident). rate_bytes_per_s paces the link; None: native.
+    """
+    trace = trace or Trace(enabled=False)
+    plan = slot_plan(model, options, slots_per_layer, budget_bytes)
+    config = model.decoder.config
+    cache = ExpertCache(plan.slots_per_layer, plan.staging)
+    slots = SlotBuffer(cache.slots, model.store.layout.entry_bytes, model.decoder.device)
+    link = CpuLink(model.store, slots, rate_bytes_per_s, record_intervals=trace.enabled)
+    loader = ExpertLoader(cache, link)
+    prefetcher = Prefetcher(
+        PrefetchPlanner(options.initial_chunk_tokens), loader, under_verify=options.prefetch_under_verify
+    )
+    residency = ResidencyManager(cache, hit_first=options.hit_first, policy=POLICIES[options.eviction])
+    executor = CpuLayerExecutor(model.store.layout, slots, loader, expert_ffn)
+    experts = ExpertPass(loader, prefetcher, residency, executor, order=options.verify, trace=trace)
+    draft = analyzer = None
+    if options.depth and model.draft is not None:
+        analyzer = PatternAnalyzer(ELB(len(config.moe_layers), config.num_experts, model.decoder.device))
+        path = DraftExpertPath(model.draft, fused=options.fused_kernel)
+        draft = DraftPass(model.decoder, path, analyzer, shared_kv=options.shared_kv)
+    return SpecterEngine(
+        decoder=model.decoder,
+        target=TargetPass(model.decoder, experts, trace=trace, hook=hook),
+        experts=experts,
+        draft=draft,
+        analyzer=analyzer,
+        prefetcher=prefetcher,
+        slots=plan,
+        options=options,
+        trace=trace,
+    )

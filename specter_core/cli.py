@@ -1,0 +1,135 @@
+"""Command line of the engine: `python -m specter_core generate --model DIR --prompt TEXT …`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from specter_core.assembly import build_engine, open_model
+from specter_core.errors import UserError
+from specter_core.memory.budget import SlotPlan
+from specter_core.options import VARIANTS, EngineOptions
+from specter_core.text import TextCodec
+from specter_core.trace import Trace
+from specter_core.types import GenerationRun, Request, WindowStats
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, or 2 for bad input (one line on stderr)."""
+    args = _parser().parse_args(argv)
+    try:
+        return _generate(args)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m specter_core", description="Specter's engine on its own.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    gen = commands.add_parser("generate", help="write a continuation of a prompt and a table of what it took")
+    gen.add_argument("--model", type=Path, required=True, help="folder with config.json, safetensors, tokenizer.json")
+    gen.add_argument("--draft", type=Path, help="folder of the INT4 draft; default MODEL/draft")
+    gen.add_argument("--prompt", required=True)
+    gen.add_argument("--max-new-tokens", type=int, default=64)
+    gen.add_argument("--depth", type=int, default=8, metavar="K", help="draft tokens per window; 0: no draft")
+    memory = gen.add_mutually_exclusive_group()
+    memory.add_argument("--slots", type=int, metavar="M", help="expert-cache slots per layer")
+    memory.add_argument("--budget-gb", type=float, metavar="G", help="device bytes for everything, in 1e9 bytes")
+    gen.add_argument("--link-gb-s", type=float, metavar="R", help="pace the link to R * 1e9 bytes/s")
+    gen.add_argument("--temperature", type=float, default=0.0)
+    gen.add_argument("--top-p", type=float, default=1.0)
+    gen.add_argument("--top-k", type=int, default=0)
+    gen.add_argument("--seed", type=int, default=0)
+    gen.add_argument("--variant", choices=VARIANTS, default="default")
+    gen.add_argument("--device", default="cpu")
+    gen.add_argument("--trace", type=Path, help="write a Chrome trace of compute and link")
+    return parser
+
+
+def _generate(args: argparse.Namespace) -> int:
+    codec = TextCodec(args.model)
+    prompt = tuple(codec.encode(args.prompt))
+    context = len(prompt) + max(args.max_new_tokens, 1)
+    options = EngineOptions(depth=args.depth, context_tokens=max(context, 2))
+    options = options.paper() if args.variant == "paper" else options
+    trace = Trace(enabled=args.trace is not None)
+    rate = None if args.link_gb_s is None else args.link_gb_s * 1e9
+    with open_model(args.model, args.draft, need_draft=args.depth > 0, device=args.device) as model:
+        codec.check_context(context, model.decoder.config.max_positions)
+        budget = None if args.budget_gb is None else round(args.budget_gb * 1e9)
+        if args.slots is None and budget is None:
+            args.slots = max(1, model.decoder.config.num_experts // 4)
+        with build_engine(
+            model, options, slots_per_layer=args.slots, budget_bytes=budget, rate_bytes_per_s=rate, trace=trace
+        ) as engine:
+            request = Request(
+                "prompt", prompt, args.max_new_tokens, args.temperature, args.top_p, args.top_k, args.seed
+            )
+            stream = _Stream(codec)
+            run = engine.generate([request], on_commit=stream.show)
+            stream.end()
+            if args.trace is not None:
+                trace.write(args.trace, model=str(args.model), device=args.device, depth=options.depth)
+        print(_table(run, args, _slots(engine.slots)), file=sys.stderr)
+    return 0
+
+
+class _Stream:
+    """Prints a row's text as it grows."""
+
+    def __init__(self, codec: TextCodec) -> None:
+        self.codec = codec
+        self.shown = 0
+
+    def show(self, row: int, tokens: list[int]) -> None:
+        text = self.codec.decode(tokens)
+        stable = len(text.rstrip("\N{REPLACEMENT CHARACTER}"))
+        print(text[self.shown : stable], end="", flush=True)
+        self.shown = max(self.shown, stable)
+
+    def end(self) -> None:
+        print()
+
+
+def _total(windows: Sequence[WindowStats], name: str) -> float:
+    return float(sum(getattr(w, name) for w in windows))
+
+
+def _layer_total(windows: Sequence[WindowStats], name: str) -> int:
+    return sum(sum(getattr(w, name)) for w in windows)
+
+
+def _table(run: GenerationRun, args: argparse.Namespace, slots: str) -> str:
+    result, windows = run.results[0], run.windows
+    distinct = _layer_total(windows, "distinct")
+    issued = _total(windows, "prefetch_issued")
+    moved = _total(windows, "h2d_bytes")
+    rows = [
+        ("tokens", f"{len(result.tokens)} in {len(windows)} windows ({result.finish.value})"),
+        ("slots per layer", slots),
+        ("acceptance", f"{result.acceptance:.3f} ({result.accepted} of {result.tested} tested)"),
+        ("coverage", _share(_layer_total(windows, "hits"), distinct)),
+        ("access hit rate", _share(_total(windows, "access_hits"), _total(windows, "accesses"))),
+        ("prefetch precision", _share(_total(windows, "prefetch_used"), issued)),
+        ("moved", f"{moved / 1e6:.1f} MB, {moved / 1e6 / max(1, len(result.tokens)):.2f} MB per token"),
+        ("TTFT / TPOT", f"{result.ttft_ms:.1f} / {result.tpot_ms:.1f} ms"),
+    ]
+    if args.device == "cpu":
+        rows.append(("note", "CPU run: checks behaviour, not GPU performance"))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name.ljust(width)}  {value}" for name, value in rows)
+
+
+def _slots(plan: SlotPlan) -> str:
+    text = f"{plan.mean_slots:.3g}, staging {plan.staging}; " + ", ".join(
+        f"{part} {size / 1e6:.1f}" for part, size in plan.parts.items()
+    )
+    return f"{text} = {plan.total / 1e6:.1f} MB"
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.3f} ({part:.0f} of {whole:.0f})" if whole else "none"
+

@@ -1,0 +1,107 @@
+"""One draft step after another: shared decoder, INT4 experts, ELB update, sampled token. No host synchronisation
+is needed between steps on an asynchronous device; the host reads tokens only after the last step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specter_core.draft.experts import DraftExpertPath
+from specter_core.model.decoder import Decoder
+from specter_core.model.rows import Rows
+from specter_core.prefetch.pattern_analyzer import PatternAnalyzer
+from specter_core.state.kv_cache import KVCache
+from specter_core.state.rng import Purpose
+from specter_core.state.sampling import SpeculativeSampler
+from specter_core.state.state_manager import StateManager
+
+
+class DraftPass:
+    """Drafts up to K tokens per row.
+
+    kv: the target's own cache (shared KV: scratch entries behind the boundary) or, with `shared_kv=False`, a private
+    cache of the same shape that holds the draft's entries of the whole sequence.
+    """
+
+    def __init__(
+        self, decoder: Decoder, experts: DraftExpertPath, analyzer: PatternAnalyzer, *, shared_kv: bool = True
+    ) -> None:
+        self.decoder = decoder
+        self.experts = experts
+        self.analyzer = analyzer
+        self.shared_kv = shared_kv
+
+    def begin(
+        self, state: StateManager, kv: KVCache, sampler: SpeculativeSampler, depths: Sequence[int]
+    ) -> None:
+        """Starts a window: depths [B] draft tokens per row (−1: finished row)."""
+        self.state, self.kv, self.sampler, self.depths = state, kv, sampler, depths
+        self.boundaries = state.boundaries
+        self.tokens: list[Tensor] = []  # K tensors of [B]
+        self.probs: list[Tensor] = []  # K tensors of [B, V], empty when every row is greedy
+        self.current = torch.tensor(state.pending, dtype=torch.int64)
+        if not self.shared_kv:
+            self._catch_up()
+
+    def step(self) -> None:
+        """Runs draft step t = len(tokens): input pending or d_t, output d_{t+1}."""
+        t = len(self.tokens)
+        active = [1 if t < depth else 0 for depth in self.depths]
+        if self.shared_kv:
+            for b, on in enumerate(active):
+                if on:
+                    self.state.note_draft_write(b, self.boundaries[b] + t)
+        rows = Rows.decode([n + t for n in self.boundaries], 1, active)
+        logits = self.decoder.logits(self._layers(self.current[:, None], rows, record=True))  # [B, V]
+        positions = torch.tensor(self.boundaries) + t + 1
+        self.current, probs = self.sampler.sample(logits, positions, Purpose.DRAFT)
+        self.tokens.append(self.current)
+        if probs is not None:
+            self.probs.append(probs)
+
+    def candidates(self) -> tuple[Tensor, Tensor | None]:
+        """Draft tokens [B, K] int64 and their distributions [B, K, V] float32 (None when greedy)."""
+        return torch.stack(self.tokens, dim=1), torch.stack(self.probs, dim=1) if self.probs else None
+
+    def end(self) -> None:
+        """Private KV only: remembers how far the draft's own entries reach."""
+        if not self.shared_kv:
+            for b, depth in enumerate(self.depths):
+                self.reach[b] = self.boundaries[b] + max(depth, 0)
+
+    def prefill(self, prompt: Sequence[int], row: int, kv: KVCache, chunk_tokens: int) -> None:
+        """Private KV only: the draft's own pass over the prompt of one request."""
+        for start in range(0, len(prompt), chunk_tokens):
+            part = prompt[start : start + chunk_tokens]
+            rows = Rows.prefill(row, start, len(part), len(prompt))
+            self.kv = kv
+            self._layers(torch.tensor([list(part)]), rows, record=False)
+        self.reach = getattr(self, "reach", [0] * kv.batch)
+        self.reach[row] = len(prompt)
+
+    def _catch_up(self) -> None:
+        """After full acceptance the draft never saw d_K: its private KV lacks that one position."""
+        lag = [n - min(reach, n) if d >= 0 else 0 for n, reach, d in zip(self.boundaries, self.reach, self.depths, strict=True)]
+        if not any(lag):
+            return
+        assert max(lag) == 1, f"the draft's KV lags by {max(lag)} tokens"
+        missing = [row.tokens[n - 1] for row, n in zip(self.state.rows, self.boundaries, strict=True)]
+        rows = Rows.decode([max(n - 1, 0) for n in self.boundaries], 1, lag)
+        self._layers(torch.tensor(missing)[:, None], rows, record=False)
+
+    def _layers(self, tokens: Tensor, rows: Rows, *, record: bool) -> Tensor:
+        """tokens [B, T] -> hidden [B*T, H] after the last layer."""
+        x = self.decoder.embed(tokens)
+        for layer in self.decoder.layers:
+            x = layer.attend(x, self.kv, rows)
+            if layer.moe_index is None:
+                x = layer.dense(x)
+                continue
+            routing = layer.route(x, rows)
+            if record:
+                self.analyzer.record(layer.moe_index, routing.ids)
+            routed = self.experts.forward(layer.moe_index, routing.normed, routing.ids, routing.weights)
+            x = layer.combine(x, routing.normed, routed)
+        return x

@@ -1,0 +1,75 @@
+"""The engine's switches (DESIGN: each has an exactness test; `paper()` sets the published design)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from specter_core.errors import UserError
+
+VERIFY_ORDERS = ("expertwise", "tokenwise")
+EVICTIONS = ("count_then_recency", "lru")
+VARIANTS = ("default", "paper")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Plain values; none of them changes a greedy token, whatever it is set to.
+
+    depth: K, draft tokens per window; 0 is plain autoregressive decoding.
+    initial_chunk_tokens: b_1, draft tokens before the first prefetch plan.
+    prefetch_under_verify: planned loads go on underneath verification, and the last draft tokens are planned for too.
+    uniform_slots: the same M in every layer and no staging slots; otherwise one pool, remainder to the first layers.
+    staging_slots: slots shared by all layers, used by misses of a layer whose own slots are all needed.
+    context_tokens: KV capacity per row, in tokens. prefill_chunk_tokens: rows of one prefill chunk.
+    """
+
+    depth: int = 8
+    initial_chunk_tokens: int = 2
+    prefetch: bool = True
+    fused_kernel: bool = True
+    graphs: bool = True
+    hit_first: bool = True
+    verify: str = "expertwise"
+    shared_kv: bool = True
+    prefetch_under_verify: bool = True
+    uniform_slots: bool = False
+    staging_slots: int = 2
+    eviction: str = "count_then_recency"
+    context_tokens: int = 1024
+    prefill_chunk_tokens: int = 256
+    max_batch: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least("depth", self.depth, 0, "0 is plain decoding")
+        _at_least("initial_chunk_tokens", self.initial_chunk_tokens, 1)
+        _at_least("staging_slots", self.staging_slots, 0)
+        _at_least("context_tokens", self.context_tokens, 2)
+        _at_least("prefill_chunk_tokens", self.prefill_chunk_tokens, 1)
+        _at_least("max_batch", self.max_batch, 1)
+        _one_of("verify", self.verify, VERIFY_ORDERS)
+        _one_of("eviction", self.eviction, EVICTIONS)
+
+    def paper(self) -> EngineOptions:
+        """The right-hand column of the switch table: no planned loads beyond drafting, uniform M, LRU per layer."""
+        return replace(
+            self,
+            prefetch=True,
+            fused_kernel=True,
+            hit_first=True,
+            verify="expertwise",
+            shared_kv=True,
+            prefetch_under_verify=False,
+            uniform_slots=True,
+            staging_slots=0,
+            eviction="lru",
+        )
+
+
+def _at_least(name: str, value: int, least: int, note: str = "") -> None:
+    if value < least:
+        raise UserError(f"{name} is {value}, the least is {least}{': ' + note if note else ''}; raise it")
+
+
+def _one_of(name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(f"{name} is {value!r}, known are {', '.join(known)}; choose one of these")

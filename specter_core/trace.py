@@ -1,0 +1,71 @@
+"""Timeline of compute and link, written as a Chrome trace (chrome://tracing, ui.perfetto.dev)."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+COMPUTE = "compute"
+LINK = "link"
+
+
+class Event(NamedTuple):
+    """One interval; times in perf_counter_ns."""
+
+    name: str
+    track: str
+    start_ns: int
+    end_ns: int
+    args: dict[str, Any]
+
+
+class Trace:
+    """Collects events. A disabled trace costs one attribute test per span."""
+
+    def __init__(self, enabled: bool = True) -> None:
+        self.enabled = enabled
+        self.events: list[Event] = []
+
+    def add(self, name: str, track: str, start_ns: int, end_ns: int, **args: Any) -> None:
+        if self.enabled:
+            self.events.append(Event(name, track, start_ns, end_ns, args))
+
+    @contextmanager
+    def span(self, name: str, track: str = COMPUTE, **args: Any) -> Iterator[None]:
+        """Records the host time spent inside the block."""
+        if not self.enabled:
+            yield
+            return
+        start = time.perf_counter_ns()
+        try:
+            yield
+        finally:
+            self.events.append(Event(name, track, start, time.perf_counter_ns(), args))
+
+    def write(self, path: Path, **metadata: Any) -> None:
+        """Writes {"traceEvents": […], "otherData": metadata}; complete ("X") events, microseconds from the first."""
+        origin = min((e.start_ns for e in self.events), default=0)
+        tracks = list(dict.fromkeys([COMPUTE, LINK, *(e.track for e in self.events)]))
+        rows: list[dict[str, Any]] = [
+            {"name": "thread_name", "ph": "M", "pid": 0, "tid": i, "args": {"name": t}} for i, t in enumerate(tracks)
+        ]
+        for e in sorted(self.events, key=lambda e: e.start_ns):
+            rows.append(
+                {
+                    "name": e.name,
+                    "ph": "X",
+                    "pid": 0,
+                    "tid": tracks.index(e.track),
+                    "ts": (e.start_ns - origin) / 1e3,
+                    "dur": (e.end_ns - e.start_ns) / 1e3,
+                    "args": e.args,
+                }
+            )
+        temporary = path.with_name(path.name + ".tmp")
+        temporary.write_text(json.dumps({"traceEvents": rows, "otherData": metadata}))
+        os.replace(temporary, path)

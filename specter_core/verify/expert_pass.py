@@ -1,0 +1,109 @@
+"""Routed experts of one target layer: route known, residency planned, ops executed, rows summed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specter_core.memory.expert_cache import ExpertCache, SlotState
+from specter_core.memory.expert_loader import ExpertLoader
+from specter_core.model.layer import Routing
+from specter_core.prefetch.prefetcher import Prefetcher
+from specter_core.trace import Trace
+from specter_core.types import ExpertKey, WindowStats
+from specter_core.verify.combine import combine_rows
+from specter_core.verify.executor_cpu import CpuLayerExecutor
+from specter_core.verify.residency import ResidencyManager
+
+
+class ExpertPass:
+    """Computes a MoE layer's routed experts through the expert cache.
+
+    order "expertwise" gathers the rows of each expert (paper, Figure 12); "tokenwise" takes row after row, each with
+    its own residency plan. Both give the same bits: results land in (row, choice) rows and are summed in one order.
+    """
+
+    def __init__(
+        self,
+        loader: ExpertLoader,
+        prefetcher: Prefetcher,
+        residency: ResidencyManager,
+        executor: CpuLayerExecutor,
+        *,
+        order: str = "expertwise",
+        trace: Trace,
+    ) -> None:
+        self.cache: ExpertCache = loader.cache
+        self.loader = loader
+        self.prefetcher = prefetcher
+        self.residency = residency
+        self.executor = executor
+        self.order = order
+        self.trace = trace
+
+    def run(self, layer: int, routings: Sequence[Routing], stats: WindowStats) -> list[Tensor]:
+        """Routed sums, [R_i, H] float32 for each of `routings` (several in prefill: one per chunk)."""
+        ids = torch.cat([r.ids for r in routings])  # [R, k]
+        normed = torch.cat([r.normed for r in routings])  # [R, H]
+        out = torch.zeros(*ids.shape, normed.shape[1], dtype=torch.float32)  # [R, k, H]
+        counts = _rows_per_expert(ids)
+        late = self.prefetcher.before_layer(layer, list(counts))
+        self._classify(layer, counts, late, stats)
+        if self.order == "expertwise":
+            self._execute(layer, counts, late, normed, ids, out, None, stats)
+        else:
+            for row in range(ids.shape[0]):
+                own = _rows_per_expert(ids[row : row + 1])
+                pending = [e for e in late if e in own]
+                self._execute(layer, own, pending, normed, ids, out, [row], stats)
+        weights = torch.cat([r.weights for r in routings])
+        return list(combine_rows(out, weights, ids).split([r.ids.shape[0] for r in routings]))
+
+    def reset(self) -> None:
+        """Empties the cache; what is under way arrives first."""
+        self.loader.drain()
+        self.cache.clear()
+
+    def _execute(
+        self,
+        layer: int,
+        counts: dict[int, int],
+        late: Sequence[int],
+        normed: Tensor,
+        ids: Tensor,
+        out: Tensor,
+        rows: list[int] | None,
+        stats: WindowStats,
+    ) -> None:
+        if not counts:
+            return
+        plan = self.residency.plan_layer(layer, list(counts), counts, late)
+        with self.trace.span(f"experts {layer}", hits=len(plan.hits), late=len(plan.late), misses=len(plan.misses)):
+            timing = self.executor.run(plan, normed, ids, out, rows)
+        for cause, stall_ns in timing.stall_ns.items():
+            stats.stall_ms[cause] = stats.stall_ms.get(cause, 0.0) + stall_ns / 1e6
+
+    def _classify(self, layer: int, counts: dict[int, int], late: Sequence[int], stats: WindowStats) -> None:
+        """Hit, late or miss at the moment the router has spoken."""
+        waiting = set(late)
+        hits = [e for e in counts if e not in waiting and self._resident(ExpertKey(layer, e))]
+        slots = len(self.cache.layer_slots(layer))
+        stats.distinct.append(len(counts))
+        stats.hits.append(len(hits))
+        stats.late.append(len(waiting))
+        stats.misses.append(len(counts) - len(hits) - len(waiting))
+        stats.coverage_ceiling.append(min(1.0, slots / len(counts)) if counts else 1.0)
+        stats.accesses += sum(counts.values())
+        stats.access_hits += sum(counts[e] for e in hits)
+
+    def _resident(self, key: ExpertKey) -> bool:
+        slot = self.cache.lookup(key)
+        return slot is not None and self.cache.state(slot) is not SlotState.LOADING
+
+
+def _rows_per_expert(ids: Tensor) -> dict[int, int]:
+    """Expert -> number of rows routed to it, ascending by expert; −1 is not an expert. ids [R, k] int64."""
+    experts, rows = torch.unique(ids[ids >= 0], sorted=True, return_counts=True)
+    return dict(zip(experts.tolist(), rows.tolist(), strict=True))
