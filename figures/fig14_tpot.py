@@ -1,0 +1,129 @@
+"""Figure 14: TPOT of every system, per model, memory setting and dataset.
+
+python -m figures.fig14_tpot --records outputs/main-run/records.csv --out outputs/main-run/figures
+"""
+
+from __future__ import annotations
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from figures import style
+
+NAME = "fig14_tpot"
+
+
+def figure(rows: pd.DataFrame) -> Figure:
+    """rows: records (status ok or not) with one workload. One panel per (memory, model); bars are the mean
+    TPOT in ms over the prompts of a dataset, whiskers its standard error; AVG is the mean of the datasets'
+    means."""
+    style.apply()
+    rows = rows[(rows["status"] == "ok") & rows["tpot_ms"].notna()]
+    if "system_figure" in rows:
+        rows = rows[rows["system_figure"].fillna(True).astype(bool)]
+    systems = style.systems(rows)
+    models = list(dict.fromkeys(rows["model"]))
+    memories = list(dict.fromkeys(rows["memory"]))
+    labels = [x for x in style.LABELS if x in set(rows["label"]) or x == "AVG"]
+    fig, axes = plt.subplots(
+        len(models) * len(memories),
+        1,
+        figsize=(style.TEXT_WIDTH_IN, 0.95 + 1.75 * len(models) * len(memories)),
+        squeeze=False,
+        layout="constrained",
+    )
+    panels = [(model, memory) for memory in memories for model in models]
+    for axis, (model, memory) in zip(axes[:, 0], panels, strict=True):
+        panel = rows[(rows["model"] == model) & (rows["memory"] == memory)]
+        _panel(axis, panel, systems, labels)
+        axis.set_title(f"{model}, {memory} memory", loc="left")
+    handles = [plt.Rectangle((0, 0), 1, 1, color=s.colour) for s in systems]
+    fig.get_layout_engine().set(rect=(0, 0.035, 1, 0.965))
+    fig.legend(
+        handles,
+        [s.label for s in systems],
+        loc="outside upper center",
+        ncols=min(5, len(systems)),
+        frameon=False,
+    )
+    style.finish(fig, rows)
+    return fig
+
+
+def means(panel: pd.DataFrame) -> pd.DataFrame:
+    """Columns system, label, mean, error (standard error over prompts, ms); label AVG is the mean of the
+    others, its error propagated from theirs."""
+    prompts = panel.groupby(["system", "label", "prompt_id"])["tpot_ms"].mean()
+    table = (
+        prompts.groupby(["system", "label"])
+        .agg(["mean", "sem"])
+        .rename(columns={"sem": "error"})
+        .reset_index()
+    )
+    average = table.groupby("system").agg(
+        mean=("mean", "mean"), error=("error", lambda e: float(np.sqrt((e**2).sum()) / len(e)))
+    )
+    return pd.concat([table, average.assign(label="AVG").reset_index()], ignore_index=True)
+
+
+def _panel(axis: Axes, panel: pd.DataFrame, systems: list[style.SystemStyle], labels: list[str]) -> None:
+    table = means(panel).set_index(["system", "label"])
+    width = 0.84 / max(1, len(systems))
+    top = ceiling(table)
+    axis.axvspan(len(labels) - 1.5, len(labels) - 0.5, color="#f2f2f2", zorder=0)
+    for number, system in enumerate(systems):
+        at = np.arange(len(labels)) + (number - (len(systems) - 1) / 2) * width
+        own = np.array([table["mean"].get((system.system, x), np.nan) for x in labels], dtype=float)
+        errors = np.array([table["error"].get((system.system, x), 0.0) for x in labels], dtype=float)
+        axis.bar(at, own, width * 0.94, color=system.colour, edgecolor="white", linewidth=0.3)
+        axis.errorbar(
+            at, own, yerr=np.nan_to_num(errors), fmt="none", ecolor="#222222", elinewidth=0.7, capsize=1.5
+        )
+        for x, value, error in zip(at, own, np.nan_to_num(errors), strict=True):
+            if value > top:
+                _note(axis, x, top * 0.985, f"{value:.3g}\u2191", "white", "top", rotation=90)
+            elif x == at[-1] and np.isfinite(value):
+                _note(axis, x, value + error, f"{value:.3g}", "black", "bottom")
+        if not np.isfinite(own).any():
+            _note(axis, at[-1], 0, "n/a", system.colour, "bottom", rotation=90)
+    axis.set_xlim(-0.5, len(labels) - 0.5)
+    axis.set_xticks(range(len(labels)), labels)
+    axis.tick_params(axis="x", length=0)
+    axis.set_ylim(0, top)
+    axis.set_ylabel("TPOT (ms)")
+
+
+def ceiling(table: pd.DataFrame) -> float:
+    """Top of the axis in ms. A system whose bars all exceed three times everyone else's is cut off, its
+    values are written into its bars, so that the others can be told apart."""
+    tallest = (table["mean"] + table["error"].fillna(0)).groupby("system").max().sort_values()
+    if tallest.empty:
+        return 1.0
+    top = tallest.iloc[-1]
+    if len(tallest) > 1 and table["mean"].loc[tallest.index[-1]].min() > 3 * tallest.iloc[-2]:
+        top = 1.5 * tallest.iloc[-2]
+    return float(top) * 1.16
+
+
+def _note(axis: Axes, x: float, y: float, text: str, colour: str, anchor: str, rotation: int = 0) -> None:
+    offset = {"xytext": (0, 1 if anchor == "bottom" else -1), "textcoords": "offset points"}
+    axis.annotate(
+        text,
+        (x, y),
+        ha="center",
+        va=anchor,
+        fontsize=5.8,
+        rotation=rotation,
+        color=colour,
+        fontweight="bold" if colour == "white" else "normal",
+        **offset,
+    )
+
+
+if __name__ == "__main__":
+    from figures.io import main
+
+    main(figure, NAME)

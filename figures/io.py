@@ -1,0 +1,78 @@
+"""Reading records, and writing a figure as PNG and PDF."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+WORKLOAD = ["link", "B", "prefix_len", "new_tokens", "temperature", "device"]
+
+
+def read_records(path: Path, where: Sequence[str] = ()) -> pd.DataFrame:
+    """records.csv, the last row for each (config_hash, prompt_id, repeat), with the systems' looks from
+    systems.csv beside it. where: `column=value` conditions. SystemExit with one line on a bad file or
+    condition."""
+    if not path.exists():
+        raise SystemExit(f"error: {path} does not exist; a run writes it (python run.py)")
+    rows = pd.read_csv(path).drop_duplicates(["config_hash", "prompt_id", "repeat"], keep="last")
+    for condition in where:
+        column, _, value = condition.partition("=")
+        if column not in rows:
+            raise SystemExit(
+                f"error: --where {condition}: no column {column}; columns: {', '.join(rows.columns)}"
+            )
+        rows = rows[rows[column].astype(str) == value]
+    if rows.empty:
+        raise SystemExit(f"error: {path} has no row that meets {' '.join(where) or 'anything'}")
+    return with_systems(rows, path.with_name("systems.csv"))
+
+
+def with_systems(rows: pd.DataFrame, systems: Path) -> pd.DataFrame:
+    """Rows with system_label, system_colour, system_order, system_figure from systems.csv, where that is
+    there."""
+    if not systems.exists():
+        return rows
+    looks = pd.read_csv(systems).set_index("system").add_prefix("system_").reset_index()
+    return rows.merge(looks, on="system", how="left")
+
+
+def check_one_workload(rows: pd.DataFrame) -> None:
+    """SystemExit with one line when the rows of a figure mix workloads, or a system's depths or variants."""
+    if "system_figure" in rows:
+        rows = rows[rows["system_figure"].fillna(True).astype(bool)]
+    mixed = [c for c in WORKLOAD if rows[c].nunique() > 1]
+    each = rows.groupby(["system", "model", "memory"])[["K", "variant"]].nunique().max()
+    mixed += [c for c in each.index if each[c] > 1]
+    if mixed:
+        values = ", ".join(str(v) for v in rows[mixed[0]].unique())
+        raise SystemExit(f"error: rows differ in {mixed[0]} ({values}); choose with --where {mixed[0]}=VALUE")
+
+
+def save(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """<folder>/<name>.png and .pdf; their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
+    for path in paths:
+        temporary = path.with_suffix(f".tmp{path.suffix}")
+        figure.savefig(temporary, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
+        temporary.replace(path)
+    return paths
+
+
+def main(draw: Callable[[pd.DataFrame], Figure], name: str, arguments: Sequence[str] | None = None) -> None:
+    """The command line of every figure module."""
+    parser = argparse.ArgumentParser(prog=f"python -m figures.{name}")
+    parser.add_argument("--records", type=Path, default=Path("outputs/main-run/records.csv"))
+    parser.add_argument(
+        "--out", type=Path, default=Path("outputs/main-run/figures"), help="folder for PNG and PDF"
+    )
+    parser.add_argument("--where", action="append", default=[], metavar="COLUMN=VALUE")
+    options = parser.parse_args(arguments)
+    rows = read_records(options.records, options.where)
+    check_one_workload(rows)
+    for path in save(draw(rows), options.out, name):
+        print(path)

@@ -1,0 +1,145 @@
+"""The grid of a run: blocks of cell groups. A group is what one worker process measures; the groups of a
+block are compared with each other and run in a seeded random order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+
+from harness.config import LinkEntry, MemoryEntry, ModelEntry, RunConfig, SystemEntry
+from harness.system import MemorySpec, ModelSpec
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a block holds fixed. Lengths in tokens."""
+
+    model: ModelEntry
+    memory: MemoryEntry
+    link: LinkEntry
+    batch: int
+    prefix_tokens: int
+    new_tokens: int
+    repeat: int
+
+    @property
+    def max_sequence(self) -> int:
+        return self.prefix_tokens + self.new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One worker's work: a system at one depth in one setting."""
+
+    setting: Setting
+    system: SystemEntry
+    depth: int
+
+    @property
+    def name(self) -> str:
+        s = self.setting
+        return f"{s.model.name}, {s.memory.label}, {self.system.name}" + (
+            f", K = {self.depth}" if self.depth else ""
+        )
+
+
+class Skip(NamedTuple):
+    """A (model, memory, link, system) that will not run, and why."""
+
+    what: str
+    reason: str
+
+
+class Grid(NamedTuple):
+    blocks: list[list[Group]]
+    skips: list[Skip]
+
+
+def expand(config: RunConfig, device: str) -> Grid:
+    """Every group of the run. Systems that cannot run in a setting are left out and named in `skips`."""
+    blocks: list[list[Group]] = []
+    skips: list[Skip] = []
+    for setting in settings(config):
+        block: list[Group] = []
+        for system in config.systems:
+            reason = unfit(setting, system, device)
+            if reason is None:
+                block += [Group(setting, system, depth) for depth in depths(config, setting.model, system)]
+            elif (
+                skip := Skip(f"{setting.model.name}, {setting.memory.label}, {system.name}", reason)
+            ) not in skips:
+                skips.append(skip)
+        s = setting
+        order = (config.seed, s.model.name, s.memory.name, s.link.name, s.batch, s.prefix_tokens, s.repeat)
+        random.Random(str(order)).shuffle(block)
+        blocks.append(block)
+    return Grid(blocks, skips)
+
+
+def settings(config: RunConfig) -> list[Setting]:
+    return [
+        Setting(model, memory, link, batch, prefix, new, repeat)
+        for model in config.models
+        for memory in config.memories
+        for link in config.links
+        for batch in config.batch
+        for prefix in config.prefix_tokens
+        for new in config.new_tokens
+        for repeat in range(config.repeats)
+    ]
+
+
+def depths(config: RunConfig, model: ModelEntry, system: SystemEntry) -> list[int]:
+    """The depths K at which a system is measured: the axis, or its own fixed depth once."""
+    if isinstance(system.depth, int):
+        return [system.depth]
+    return list(dict.fromkeys(model.depth if d is None else d for d in config.depth))
+
+
+def unfit(setting: Setting, system: SystemEntry, device: str) -> str | None:
+    """Why a system cannot be measured in a setting; None where it can."""
+    if not system.available:
+        return system.reason
+    links = system.links.get(device)
+    if links is not None and setting.link.name not in links:
+        return f"runs on {device} with link {' or '.join(links)} only, not {setting.link.name}"
+    if setting.memory.budget is not None and setting.memory.budget not in setting.model.budgets_bytes:
+        known = ", ".join(setting.model.budgets_bytes) or "none; give slots per layer, e.g. memory=tight"
+        return f"conf/model/{setting.model.name} has no budget {setting.memory.budget!r}; known: {known}"
+    shape = setting.model.shape
+    slots = setting.memory.slots_per_layer
+    if shape is not None and slots is not None and slots > shape.experts:
+        return f"{slots} slots per layer exceed the model's {shape.experts} experts per layer"
+    return None
+
+
+def config_hash(group: Group, model: ModelSpec, memory: MemorySpec, dataset: str, config: RunConfig) -> str:
+    """12 hex digits of everything that decides what a row measures, except prompt and repeat."""
+    system = group.system
+    facts = {
+        "system": [system.name, system.module, dict(system.options)],
+        "model": [model.name, model.weights, model.weights_hash],
+        "memory": [memory.label, memory.budget_bytes, memory.slots_per_layer],
+        "link": [memory.link, memory.link_rate_bytes_per_s],
+        "device": memory.device,
+        "workload": [
+            dataset,
+            group.depth,
+            memory.batch,
+            group.setting.prefix_tokens,
+            group.setting.new_tokens,
+        ],
+        "sampling": [config.temperature, config.seed],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def batches(items: Sequence[T], size: int) -> list[list[T]]:
+    """Runs of exactly `size` items; the last is filled up from the beginning, so that every batch is full."""
+    return [[items[j % len(items)] for j in range(i, i + size)] for i in range(0, len(items), size)]

@@ -1,0 +1,220 @@
+"""The composed configuration as plain values. run.py hands over nested dicts; nothing behind this file sees
+Hydra."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar
+
+from harness.system import ModelShape
+from specter_core.errors import UserError
+
+T = TypeVar("T")
+WEIGHTS = ("official", "synthetic", "reference")
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelEntry:
+    """conf/model/<name>.yaml. shape None: read from the checkpoint's config.json. weights: kind -> {path,
+    draft}."""
+
+    name: str
+    label: str
+    family: str
+    depth: int
+    default_weights: str
+    weights: Mapping[str, Mapping[str, str]]
+    budgets_bytes: Mapping[str, float] = field(default_factory=dict)
+    download: Mapping[str, Any] = field(default_factory=dict)
+    shape: ModelShape | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SystemEntry:
+    """conf/system/<name>.yaml. depth: "model" (the depth axis applies) or a fixed number.
+
+    links: device -> the links it can be measured with (absent device: all). budgeted False: runs without a
+    budget. python: interpreter of the worker, relative to the repository, where the system has an environment
+    of its own.
+    """
+
+    name: str
+    module: str
+    label: str
+    colour: str
+    order: int
+    depth: str | int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    links: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    figure: bool = True
+    budgeted: bool = True
+    selectable: bool = True
+    needs_store: bool = False
+    available: bool = True
+    reason: str = ""
+    python: str | None = None
+
+    @property
+    def variant(self) -> str:
+        return str(self.options.get("variant", "default"))
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEntry:
+    """conf/memory/<name>.yaml: slots per layer, or the name of one of the model's budgets."""
+
+    name: str
+    label: str
+    slots_per_layer: int | None = None
+    budget: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.slots_per_layer is None) == (self.budget is None):
+            raise UserError(f"memory {self.name}: give slots_per_layer or budget, one of the two")
+        if self.slots_per_layer is not None and self.slots_per_layer < 1:
+            raise UserError(
+                f"memory {self.name}: slots_per_layer {self.slots_per_layer} is below 1 slot per layer"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LinkEntry:
+    """conf/link/<name>.yaml. rate None: the machine's own link, unpaced."""
+
+    name: str
+    rate_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    name: str = "local"
+    load_timeout_s: float = 1800.0
+    generate_timeout_s: float = 900.0
+    restarts: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """One invocation: the axes, each a sequence, and the few settings that are the same for every cell."""
+
+    sweep: str
+    profile: str
+    models: Sequence[ModelEntry]
+    systems: Sequence[SystemEntry]
+    memories: Sequence[MemoryEntry]
+    links: Sequence[LinkEntry]
+    datasets: Mapping[str, Mapping[str, Any]]
+    launcher: Launcher
+    depth: Sequence[int | None]
+    batch: Sequence[int]
+    prefix_tokens: Sequence[int]
+    new_tokens: Sequence[int]
+    prompts: int
+    repeats: int
+    temperature: float
+    seed: int
+    device: str
+    threads: int | None
+    weights: str | None
+    output: str
+    fresh: bool
+    figures: Sequence[str] = ()
+
+
+def build(cls: type[T], raw: Mapping[str, Any], where: str, **extra: Any) -> T:
+    """`cls(**raw, **extra)`; unknown and missing fields give one line that names them."""
+    known = {f.name for f in fields(cls)} - set(extra)  # type: ignore[arg-type]
+    unknown = sorted(set(raw) - known)
+    if unknown:
+        raise UserError(f"{where}: unknown field {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    required = {
+        f.name
+        for f in fields(cls)  # type: ignore[arg-type]
+        if f.default is MISSING and f.default_factory is MISSING
+    }
+    missing = sorted(required - set(raw) - set(extra))
+    if missing:
+        raise UserError(f"{where}: field {missing[0]!r} is missing")
+    return cls(**raw, **extra)
+
+
+def run_config(raw: Mapping[str, Any]) -> RunConfig:
+    """The composed config (plain dicts and lists) as a RunConfig. UserError names a bad value and what would
+    do."""
+    rest = {
+        k: v
+        for k, v in raw.items()
+        if k not in ("command", "models", "systems", "memories", "links", "launcher")
+    }
+    sweep = str(raw.get("sweep", "main"))
+    systems = [system_entry(n, s) for n, s in raw["systems"].items()]
+    for system in systems:
+        if not system.selectable:
+            raise UserError(f"system={system.name} is no system to measure; it runs by itself, untimed")
+    rest |= {
+        "depth": [
+            None if d == "model" else _number(d, "depth", 0) for d in _listed(rest.get("depth", "model"))
+        ],
+        "batch": [_number(v, "batch", 1) for v in _listed(rest.get("batch", 1))],
+        "prefix_tokens": [_number(v, "prefix_tokens", 1) for v in _listed(rest.get("prefix_tokens", 16))],
+        "new_tokens": [_number(v, "new_tokens", 1) for v in _listed(rest.get("new_tokens", 128))],
+        "prompts": _number(rest.get("prompts"), "prompts", 1),
+        "repeats": _number(rest.get("repeats"), "repeats", 1),
+        "seed": _number(rest.get("seed"), "seed", 0),
+        "figures": _listed(rest.get("figures", [])),
+        "output": rest.get("output") or f"outputs/{sweep}-run",
+    }
+    if rest.get("threads") is not None:
+        rest["threads"] = _number(rest["threads"], "threads", 1)
+    temperature = rest.get("temperature", 0.0)
+    if not isinstance(temperature, int | float) or temperature < 0:
+        raise UserError(f"temperature={temperature} is no temperature; give a number, 0 (greedy) or more")
+    _known(rest.get("weights"), (*WEIGHTS, None), "weights")
+    _known(rest.get("device"), DEVICES, "device")
+    return build(
+        RunConfig,
+        rest,
+        "config",
+        models=[model_entry(n, m) for n, m in raw["models"].items()],
+        systems=systems,
+        memories=[build(MemoryEntry, m, f"conf/memory/{n}", name=n) for n, m in raw["memories"].items()],
+        links=[build(LinkEntry, v, f"conf/link/{n}", name=n) for n, v in raw["links"].items()],
+        launcher=build(Launcher, raw["launcher"], "conf/launcher"),
+    )
+
+
+def model_entry(name: str, raw: Mapping[str, Any]) -> ModelEntry:
+    shape = raw.get("shape")
+    fields_ = {k: v for k, v in raw.items() if k != "shape"}
+    built = build(ModelShape, shape, f"conf/model/{name}: shape") if shape else None
+    entry = build(ModelEntry, fields_, f"conf/model/{name}", name=name, shape=built)
+    _number(entry.depth, f"conf/model/{name}: depth", 0)
+    return entry
+
+
+def system_entry(name: str, raw: Mapping[str, Any]) -> SystemEntry:
+    entry = build(SystemEntry, raw, f"conf/system/{name}", name=name)
+    if entry.depth != "model":
+        _number(entry.depth, f"conf/system/{name}: depth", 0)
+    return entry
+
+
+def _listed(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _number(value: Any, name: str, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UserError(f"{name}={value} is no whole number; give {least} or more")
+    if value < least:
+        raise UserError(f"{name}={value} is below {least}; give {least} or more")
+    return value
+
+
+def _known(value: Any, known: Sequence[Any], name: str) -> None:
+    if value not in known:
+        raise UserError(
+            f"{name}={value} is unknown; known: {', '.join(str(k) for k in known if k is not None)}"
+        )

@@ -1,0 +1,100 @@
+"""What a row was measured on: packages, CPU, GPU, memory, code version. Written beside the records."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from harness.catalogue import ROOT
+
+
+def git_commit(root: Path = ROOT) -> str:
+    """Short commit, "-dirty" appended when tracked files differ from it; "unknown" outside a checkout."""
+    try:
+        head = _git(root, "rev-parse", "--short=12", "HEAD")
+        return head + ("-dirty" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def detect_device(asked: str) -> str:
+    """ "auto" -> "cuda" where a GPU and a torch built for it are here, else "cpu"."""
+    if asked != "auto":
+        return asked
+    return "cuda" if gpus() and "+cpu" not in metadata.version("torch") else "cpu"
+
+
+def gpus() -> list[dict[str, Any]]:
+    """One entry per NVIDIA GPU (name, memory, driver, power limit); empty without a driver."""
+    import pynvml as nvml
+
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return []
+    found = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        found.append(
+            {
+                "name": _text(nvml.nvmlDeviceGetName(handle)),
+                "memory_bytes": int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
+                "driver": _text(nvml.nvmlSystemGetDriverVersion()),
+                "power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
+            }
+        )
+    nvml.nvmlShutdown()
+    return found
+
+
+def capture(device: str, threads: int | None, weights: Mapping[str, str], commit: str) -> dict[str, Any]:
+    """JSON-ready. weights: model name -> hash."""
+    return {
+        "git_commit": commit,
+        "device": device,
+        "cpu": {"name": _cpu_name(), "cores": os.cpu_count(), "threads": threads or os.cpu_count()},
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": gpus() or None,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "packages": dict(sorted((d.name, d.version) for d in metadata.distributions() if d.name)),
+        "weights": dict(weights),
+    }
+
+
+def write(path: Path, environment: Mapping[str, Any]) -> None:
+    """Writes atomically; models that an earlier run of the same folder recorded keep their weights hash."""
+    merged = dict(environment)
+    if path.exists():
+        earlier = json.loads(path.read_text()).get("weights", {})
+        merged["weights"] = {**earlier, **merged["weights"]}
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(merged, indent=1) + "\n")
+    temporary.replace(path)
+
+
+def _git(root: Path, *arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode() if isinstance(value, bytes) else value

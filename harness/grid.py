@@ -1,0 +1,121 @@
+"""A run's plan on this machine: which models, datasets and systems are here, what is skipped and why."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from harness import catalogue
+from harness.cells import Group, Skip, config_hash, expand
+from harness.config import ModelEntry, RunConfig, SystemEntry, system_entry
+from harness.environment import detect_device
+from harness.memory import memory_spec
+from harness.prompts import BenchPrompt, PromptSource
+from harness.system import MemorySpec, ModelSpec
+from harness.weights import absent, model_spec
+from specter_core.errors import UserError
+
+
+class PlannedGroup(NamedTuple):
+    """A group with everything that its worker is given. prompts: by dataset; hashes: by dataset, for the
+    records."""
+
+    group: Group
+    model: ModelSpec
+    memory: MemorySpec
+    prompts: dict[str, list[BenchPrompt]]
+    hashes: dict[str, str]
+
+    @property
+    def requests(self) -> int:
+        return sum(len(p) for p in self.prompts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """blocks in the order of execution; models present, by name."""
+
+    device: str
+    models: dict[str, ModelSpec]
+    blocks: list[list[PlannedGroup]]
+    skips: list[Skip]
+
+    @property
+    def groups(self) -> Iterator[PlannedGroup]:
+        return (planned for block in self.blocks for planned in block)
+
+    @property
+    def hashes(self) -> set[str]:
+        return {name for planned in self.groups for name in planned.hashes.values()}
+
+    @property
+    def requests(self) -> int:
+        return sum(planned.requests for planned in self.groups)
+
+
+def plan_run(config: RunConfig, source: PromptSource, *, named_models: bool = False) -> RunPlan:
+    """UserError when nothing of the run can be measured here, or when a model that was named is absent
+    (named_models); models of a default list that are absent are skipped."""
+    device = detect_device(config.device)
+    grid = expand(config, device)
+    skips = list(grid.skips)
+    datasets = {d: source.absent(d) for d in config.datasets}
+    skips += [Skip(f"dataset {d}", line) for d, line in datasets.items() if line is not None]
+    models: dict[str, ModelSpec] = {}
+    for entry in config.models:
+        line = absent(entry, kind_of(entry, config))
+        if line is None:
+            models[entry.name] = model_spec(entry, kind_of(entry, config))
+        elif named_models or len(config.models) == 1:
+            raise UserError(line)
+        else:
+            skips.append(Skip(entry.name, line))
+    here = {s.name: missing_module(s) for s in config.systems if s.available}
+    skips += [Skip(name, line) for name, line in here.items() if line is not None]
+    blocks = []
+    for block in grid.blocks:
+        planned = [
+            _planned(group, config, source, models[group.setting.model.name], device, datasets)
+            for group in block
+            if group.setting.model.name in models and here[group.system.name] is None
+        ]
+        blocks.append([p for p in planned if p.requests])
+    plan = RunPlan(device, models, [b for b in blocks if b], skips)
+    if not plan.requests:
+        reason = skips[0].reason if skips else "no model, dataset, memory or system is chosen"
+        raise UserError(f"nothing to measure: {skips[0].what + ': ' if skips else ''}{reason}")
+    return plan
+
+
+def kind_of(entry: ModelEntry, config: RunConfig) -> str:
+    return config.weights or entry.default_weights
+
+
+def missing_module(system: SystemEntry) -> str | None:
+    """None when the system's module is here."""
+    try:
+        found = importlib.util.find_spec(system.module) is not None
+    except ModuleNotFoundError:
+        found = False
+    return None if found else f"module {system.module} is not here"
+
+
+def reference_system() -> SystemEntry:
+    return system_entry("reference", catalogue.load("system", "reference"))
+
+
+def _planned(
+    group: Group,
+    config: RunConfig,
+    source: PromptSource,
+    model: ModelSpec,
+    device: str,
+    datasets: dict[str, str | None],
+) -> PlannedGroup:
+    memory = memory_spec(group, model, device)
+    here = [d for d, line in datasets.items() if line is None]
+    prompts = {d: source.select(model, d, group.setting.prefix_tokens) for d in here}
+    hashes = {d: config_hash(group, model, memory, d, config) for d in here}
+    return PlannedGroup(group, model, memory, prompts, hashes)

@@ -1,0 +1,69 @@
+"""The target's own greedy tokens, one untimed run per (model, prompt): what exact_match compares with.
+
+A line of reference_tokens.jsonl holds token ids, never text; for private prompts only their SHA-256.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from harness.prompts import BenchPrompt
+
+
+class ReferenceKey(NamedTuple):
+    weights_hash: str
+    prompt_sha256: str
+    new_tokens: int
+
+
+class ReferenceTokens:
+    """The file as a map; a line that a crash left unfinished is ignored and written again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._digests: dict[ReferenceKey, str] = {}
+        if path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    row = json.loads(line)
+                    key = ReferenceKey(row["model"], row["prompt_sha256"], row["new_tokens"])
+                    self._digests[key] = row.get("tokens_sha256") or token_digest(row["tokens"])
+                except (ValueError, KeyError):
+                    continue
+
+    def has(self, key: ReferenceKey) -> bool:
+        return key in self._digests
+
+    def put(self, key: ReferenceKey, prompt: BenchPrompt, tokens: Sequence[int]) -> None:
+        digest = token_digest(tokens)
+        shown = {"tokens_sha256": digest} if prompt.private else {"tokens": list(tokens)}
+        row = {
+            "model": key.weights_hash,
+            "prompt": prompt.prompt_id,
+            "prompt_sha256": key.prompt_sha256,
+            "new_tokens": key.new_tokens,
+            **shown,
+        }
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("a") as file:
+            if file.tell() and not self._path.read_text().endswith("\n"):
+                file.write("\n")
+            file.write(json.dumps(row) + "\n")
+        self._digests[key] = digest
+
+    def matches(self, key: ReferenceKey, tokens: Sequence[int]) -> bool | None:
+        """Whether tokens equal the reference run's; None where there is no reference run."""
+        digest = self._digests.get(key)
+        return None if digest is None else token_digest(tokens) == digest
+
+
+def reference_key(weights_hash: str, prompt: BenchPrompt, new_tokens: int) -> ReferenceKey:
+    return ReferenceKey(weights_hash, token_digest(prompt.tokens), new_tokens)
+
+
+def token_digest(tokens: Sequence[int]) -> str:
+    return hashlib.sha256(",".join(str(int(t)) for t in tokens).encode()).hexdigest()

@@ -1,0 +1,169 @@
+"""A run from plan to figures. Everything is resumable: what is recorded is skipped, what failed is measured
+again."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness import environment, frame
+from harness.catalogue import ROOT
+from harness.config import RunConfig, SystemEntry
+from harness.grid import PlannedGroup, RunPlan, reference_system
+from harness.measure import Measurement
+from harness.progress import RunProgress
+from harness.prompts import BenchPrompt, PromptSource
+from harness.records import RecordFile
+from harness.reference_run import fill_reference
+from harness.reference_tokens import ReferenceTokens
+from harness.shared_store import shared_store
+from harness.summary import summarise
+from harness.system import ModelSpec
+
+Store = Callable[[ModelSpec, int | None], AbstractContextManager[ModelSpec]]
+
+
+def output_folder(config: RunConfig) -> Path:
+    return ROOT / config.output
+
+
+def run(
+    config: RunConfig, plan: RunPlan, source: PromptSource, *, store: Store = shared_store
+) -> dict[str, Any]:
+    """Measures what is planned and not recorded, then writes summary.csv and the figures. Returns what run.py
+    prints as its last line. UserError (disk full, no room for a store, a broken checkpoint) ends the run;
+    every row that was recorded stays."""
+    out = output_folder(config)
+    path = out / "records.csv"
+    if config.fresh:
+        set_aside(path)
+    commit = environment.git_commit()
+    with RunProgress(plan.requests) as progress:
+        records = RecordFile(path, progress.notice)
+        before = len(records.done)
+        hashes = {name: spec.weights_hash for name, spec in plan.models.items()}
+        environment.write(
+            out / "environment.json", environment.capture(plan.device, config.threads, hashes, commit)
+        )
+        write_systems(out / "systems.csv", config.systems)
+        for skip in plan.skips:
+            progress.notice(f"skipped: {skip.what}: {skip.reason}")
+        measurement = Measurement(
+            config=config,
+            records=records,
+            reference=ReferenceTokens(out / "reference_tokens.jsonl"),
+            logs=out / "workers",
+            git_commit=commit,
+            notice=progress.notice,
+            advance=progress.advance,
+        )
+        for name, spec in plan.models.items():
+            blocks = [[p for p in block if p.group.setting.model.name == name] for block in plan.blocks]
+            _run_model(spec, [b for b in blocks if b], measurement, plan.device, progress, source, store)
+    return finish(config, plan, out, new=len(records.done) - before)
+
+
+def _run_model(
+    spec: ModelSpec,
+    blocks: list[list[PlannedGroup]],
+    measurement: Measurement,
+    device: str,
+    progress: RunProgress,
+    source: PromptSource,
+    store: Store,
+) -> None:
+    config = measurement.config
+    warmups: dict[int, BenchPrompt] = {}
+    open_groups = [p for block in blocks for p in block if measurement.open(p)]
+    with ExitStack() as stack:
+        reference = reference_system()
+        if any(p.group.system.needs_store for p in open_groups):
+            progress.begin(f"{spec.name}: filling the host store")
+            spec = stack.enter_context(store(spec, config.threads))
+            if config.temperature == 0:
+                progress.begin(f"{spec.name}: reference run (untimed)")
+                fill_reference(
+                    measurement.reference,
+                    reference,
+                    spec,
+                    open_groups,
+                    config.launcher,
+                    device=device,
+                    threads=config.threads,
+                    log=measurement.logs / f"{spec.name}-reference.log",
+                    notice=progress.notice,
+                )
+        for planned in (p for block in blocks for p in block):
+            prefix = planned.group.setting.prefix_tokens
+            warmups.setdefault(prefix, source.warmup(spec, prefix))
+            progress.begin(planned.group.name)
+            measurement.run(planned.group, spec, planned.memory, planned.prompts, warmups[prefix])
+
+
+def finish(config: RunConfig, plan: RunPlan, out: Path, *, new: int) -> dict[str, Any]:
+    """summary.csv and the figures from the rows that this plan covers; the closing JSON."""
+    rows = frame.load(out / "records.csv", plan.hashes)
+    summary = summarise(rows)
+    write_csv(out / "summary.csv", summary)
+    figures = draw(config.figures, rows, out)
+    ok = rows[rows["status"] == "ok"]
+    specter = ok[ok["system"] == "specter"]["exact_match"].dropna()
+    return {
+        "sweep": config.sweep,
+        "output": _shown(out),
+        "rows": len(ok),
+        "new_rows": new,
+        "failed_rows": int((rows["status"] != "ok").sum()),
+        "skipped": len(plan.skips),
+        "specter_exact_match": bool(specter.all()) if len(specter) else None,
+        "device": plan.device,
+        "figures": figures,
+    }
+
+
+def draw(figures: Iterable[str], rows: pd.DataFrame, out: Path) -> list[str]:
+    """figures/<name>.png and .pdf of each figure module that finds something to draw; their paths."""
+    if not (rows["status"] == "ok").any():
+        return []
+    paths: list[str] = []
+    for name in figures:
+        module = importlib.import_module(f"figures.{name}")
+        io = importlib.import_module("figures.io")
+        styled = io.with_systems(rows, out / "systems.csv")
+        paths += [_shown(path) for path in io.save(module.figure(styled), out / "figures", name)]
+    return paths
+
+
+def set_aside(path: Path) -> None:
+    """--fresh: the old records stay beside the new ones as records.csv.1, .2, …"""
+    if path.exists():
+        number = 1
+        while (kept := path.with_name(f"{path.name}.{number}")).exists():
+            number += 1
+        path.rename(kept)
+
+
+def write_systems(path: Path, systems: Iterable[SystemEntry]) -> None:
+    """Label, colour and order of each system for the plots; systems of earlier runs in the folder stay."""
+    new = pd.DataFrame(
+        [[s.name, s.label, s.colour, s.order, s.figure] for s in systems],
+        columns=["system", "label", "colour", "order", "figure"],
+    )
+    if path.exists():
+        new = pd.concat([pd.read_csv(path), new]).drop_duplicates("system", keep="last")
+    write_csv(path, new.sort_values("order"))
+
+
+def write_csv(path: Path, table: pd.DataFrame) -> None:
+    temporary = path.with_suffix(".tmp")
+    table.to_csv(temporary, index=False, float_format="%.6g")
+    temporary.replace(path)
+
+
+def _shown(path: Path) -> str:
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

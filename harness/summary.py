@@ -1,0 +1,72 @@
+"""Means per system, and its TPOT over Specter's with a confidence interval over prompts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from scipy.stats import bootstrap
+
+SETTING = ["model", "weights", "memory", "link", "device", "B", "prefix_len", "new_tokens"]
+MEANS = {
+    "tpot_ms": "tpot_ms",
+    "ttft_ms": "ttft_ms",
+    "throughput": "throughput",
+    "acceptance": "acceptance",
+    "tokens_per_window": "tokens_per_window",
+    "coverage": "coverage",
+    "coverage_ceiling": "coverage_ceiling",
+    "access_hit_rate": "access_hit_rate",
+    "prefetch_precision": "prefetch_precision",
+    "link_utilisation": "link_utilisation",
+    "stall_ms": "stall_ms",
+}
+RESAMPLES = 2000
+CONFIDENCE = 0.95
+
+
+def summarise(rows: pd.DataFrame) -> pd.DataFrame:
+    """One line per (setting, system, variant, K): means over requests with status ok, `ratio` = geometric
+    mean over prompts of TPOT(system) / TPOT(Specter) with its interval (above 1: Specter is faster),
+    `exact_share` of the rows that have a reference, h2d_mb_per_token in MB = 1e6 bytes. Unbudgeted rows
+    (memory "resident") get no ratio."""
+    lines = []
+    for key, block in rows.groupby(SETTING, sort=False, dropna=False):
+        ok = block[block["status"] == "ok"]
+        specter = per_prompt(ok[ok["system"] == "specter"])
+        for (system, variant, depth), group in block.groupby(["system", "variant", "K"], sort=False):
+            good = group[group["status"] == "ok"]
+            line = dict(zip(SETTING, key, strict=True)) | {"system": system, "variant": variant, "K": depth}
+            line |= {"M": good["M"].mean(), "n": len(good), "failed": len(group) - len(good)}
+            line |= {name: good[column].mean() for name, column in MEANS.items()}
+            line["h2d_mb_per_token"] = (good["h2d_bytes"] / good["new_tokens"]).astype("float64").mean() / 1e6
+            line["exact_share"] = good["exact_match"].astype("Float64").mean()
+            line |= dict(
+                zip(("ratio", "ratio_low", "ratio_high"), ratio(per_prompt(good), specter), strict=True)
+            )
+            lines.append(line)
+    return pd.DataFrame(lines)
+
+
+def per_prompt(rows: pd.DataFrame) -> pd.Series:
+    """Mean TPOT in ms of each prompt over its repeats."""
+    return rows.groupby(["dataset", "prompt_id"])["tpot_ms"].mean().dropna()
+
+
+def ratio(system: pd.Series, base: pd.Series) -> tuple[float, float, float]:
+    """Geometric mean of system / base over the prompts that both have, and its 95 % interval from a paired
+    bootstrap of the log ratios (percentile method). NaN without common prompts; no interval below two."""
+    logs = np.log((system / base).dropna().to_numpy(dtype=float))
+    if len(logs) == 0:
+        return (float("nan"),) * 3
+    mean = float(np.exp(logs.mean()))
+    if len(logs) < 2 or np.ptp(logs) == 0:
+        return mean, float("nan") if len(logs) < 2 else mean, float("nan") if len(logs) < 2 else mean
+    interval = bootstrap(
+        (logs,),
+        np.mean,
+        n_resamples=RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return mean, float(np.exp(interval.low)), float(np.exp(interval.high))

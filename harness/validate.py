@@ -1,0 +1,61 @@
+"""`python run.py validate DIR`: is a results folder whole and consistent?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from harness import frame
+from specter_core.errors import UserError
+
+
+class Validation(NamedTuple):
+    rows: int
+    problems: list[str]
+
+
+def validate(folder: Path) -> Validation:
+    """Checks records.csv against the schema, and that environment.json names every model's weights. UserError
+    when the folder holds no records at all; everything else is a problem in the list."""
+    path = folder / "records.csv"
+    if not path.exists():
+        raise UserError(f"{folder} holds no records.csv; give the folder of a run, e.g. outputs/main-run")
+    problems = []
+    if not path.read_bytes().endswith(b"\n"):
+        problems.append("records.csv: the last line is unfinished; the next run drops it")
+    try:
+        rows = frame.load(path)
+    except UserError as error:
+        return Validation(0, [*problems, str(error)])
+    problems += row_problems(rows)
+    environment = folder / "environment.json"
+    if not environment.exists():
+        problems.append("environment.json is missing")
+    else:
+        weights = json.loads(environment.read_text()).get("weights", {})
+        problems += [
+            f"environment.json: no weights hash of {m}" for m in sorted(set(rows["model"]) - set(weights))
+        ]
+    return Validation(len(rows), problems)
+
+
+def row_problems(rows: pd.DataFrame) -> list[str]:
+    """Contradictions that no single column shows."""
+    problems = []
+    ok = rows[rows["status"] == "ok"]
+    short = ok[ok["new_tokens"] < 1]
+    problems += [f"{i}: status ok without tokens" for i in short["prompt_id"]]
+    over = ok[ok["within_budget"].eq(False).fillna(False)]
+    problems += [
+        f"{r.system} on {r.model} ({r.memory}), {r.prompt_id}: {r.peak_device_bytes} bytes exceed its budget "
+        f"of {r.budget_bytes}"
+        for r in over.itertuples()
+    ]
+    wrong = ok[(ok["system"] == "specter") & ok["exact_match"].eq(False).fillna(False)]
+    problems += [
+        f"specter on {r.model}, {r.prompt_id}: tokens differ from the target's" for r in wrong.itertuples()
+    ]
+    return problems

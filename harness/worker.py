@@ -1,0 +1,69 @@
+"""The worker's side: one process, one system, one model, one memory setting. `python -m harness.worker FD`
+speaks pickled messages over the inherited socket FD; what the system prints goes to the worker's log."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import signal
+import sys
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+from specter_core.errors import UserError
+
+
+def serve(pipe: Connection) -> None:
+    """Answers ("load", module, options, model, memory) with ("ready",), ("generate", requests) with
+    ("records", list) and either with ("error", status, reason) when it raises. Returns on ("close",) or when
+    the harness is gone."""
+    system: Any = None
+    while True:
+        try:
+            message = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            match message:
+                case ("load", module, options, model, memory):
+                    system = importlib.import_module(module).create(options)
+                    system.load(model, memory)
+                    answer: tuple[Any, ...] = ("ready",)
+                case ("generate", requests):
+                    answer = ("records", list(system.generate(requests)))
+                case _:
+                    if system is not None:
+                        system.close()
+                    return
+        except Exception as error:
+            traceback.print_exc()
+            answer = ("error", *diagnose(error))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pipe.send(answer)
+
+
+def diagnose(error: Exception) -> tuple[str, str]:
+    """(status, reason in one line) of what a system raised."""
+    text = " ".join(str(error).split())[:500]
+    if isinstance(error, UserError):
+        return "refused", text
+    if (
+        isinstance(error, MemoryError)
+        or type(error).__name__ == "OutOfMemoryError"
+        or "can't allocate" in text
+    ):
+        return "oom", text or type(error).__name__
+    return "failed", f"{type(error).__name__}: {text}"
+
+
+def die_with_parent() -> None:
+    """Linux: the kernel ends this process when the harness ends, however it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    die_with_parent()
+    serve(Connection(int(sys.argv[1])))

@@ -1,0 +1,98 @@
+"""The one entry: python run.py [list | plan | validate DIR] [--fresh] [sweep=NAME] [model=… dataset=…
+memory=… system=…]
+
+Results go to outputs/<sweep>-run; progress, tables and messages to stderr; the last line on stdout is one
+JSON object.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hydra
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+
+@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+def app(composed: DictConfig) -> None:
+    """Config -> dataclass -> plan -> run."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    from harness import listing
+    from harness.config import run_config
+    from harness.dataset_source import DatasetSource
+    from harness.grid import plan_run
+    from harness.runner import output_folder, run
+    from harness.table import print_summary
+
+    raw = OmegaConf.to_container(composed, resolve=True)
+    assert isinstance(raw, dict)
+    config = run_config({str(key): value for key, value in raw.items()})
+    named = any(override.startswith("model=") for override in HydraConfig.get().overrides.task)
+    source = DatasetSource(config.datasets, prompts=config.prompts, seed=config.seed)
+    plan = plan_run(config, source, named_models=named)
+    if composed.command == "plan":
+        print("\n".join(listing.plan_lines(config, plan)))
+        return
+    outcome = run(config, plan, source)
+    import pandas as pd
+
+    print_summary(pd.read_csv(output_folder(config) / "summary.csv"), plan.device)
+    print(json.dumps(outcome))
+    if not outcome["rows"]:
+        raise SystemExit(1)
+
+
+def main(arguments: list[str]) -> int:
+    """Exit code: 0, 1 when nothing could be measured, 2 for bad input (one line on stderr)."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from harness import catalogue
+    from specter_core.errors import UserError
+
+    try:
+        match arguments:
+            case ["list"]:
+                from harness import listing
+                from harness.dataset_source import DatasetSource
+
+                print("\n".join(listing.catalogue_lines(DatasetSource({}, prompts=1, seed=0))))
+                return 0
+            case ["validate", folder]:
+                from harness.validate import validate
+
+                found = validate(Path(folder))
+                print("\n".join(found.problems), file=sys.stderr)
+                print(json.dumps({"rows": found.rows, "problems": len(found.problems)}))
+                return 1 if found.problems else 0
+            case ["plan", *rest]:
+                arguments = ["command=plan", *rest]
+        arguments = ["fresh=true" if a == "--fresh" else a for a in arguments]
+        if "PROFILE" in os.environ and not any(a.startswith("profile=") for a in arguments):
+            arguments.append(f"profile={os.environ['PROFILE']}")
+        catalogue.check_overrides(arguments)
+        os.environ["HYDRA_FULL_ERROR"] = "1"
+        sys.argv = [sys.argv[0], *arguments]
+        app()
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (HydraException, OmegaConfBaseException) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped; what is recorded stays, the same command goes on from there", file=sys.stderr)
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
