@@ -57,6 +57,20 @@ class GroupedQueryAttention:
                 yield tensor
 
 
+def grouped_query_tensors(layer: int, config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Official name -> shape of what GroupedQueryAttention reads."""
+    query, key = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    found: dict[str, tuple[int, ...]] = {}
+    for part, out in (("q", query), ("k", key), ("v", key)):
+        found[f"model.layers.{layer}.self_attn.{part}_proj.weight"] = (out, config.hidden)
+        if config.qkv_bias:
+            found[f"model.layers.{layer}.self_attn.{part}_proj.bias"] = (out,)
+    found[f"model.layers.{layer}.self_attn.o_proj.weight"] = (config.hidden, query)
+    if config.output_bias:
+        found[f"model.layers.{layer}.self_attn.o_proj.bias"] = (config.hidden,)
+    return found
+
+
 class LatentAttention:
     """MLA in its absorbed form, in prefill and decoding alike: queries are carried into the latent space
     by W_UK and results out of it by W_UV, so that only latents are cached and attended (arXiv:2405.04434,

@@ -86,6 +86,19 @@ def check_experts(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtyp
             )
 
 
+def read_experts(checkpoint: Checkpoint, config: ModelConfig) -> dict[ExpertKey, ExpertWeights]:
+    """Every routed expert in memory, as stored: for small models and reference runs."""
+    dtype = expert_dtype(checkpoint, config)
+    check_experts(checkpoint, config, dtype)
+    return {key: ExpertReader(checkpoint, config, dtype).read(key) for key in expert_keys(config)}
+
+
+def expert_keys(config: ModelConfig) -> list[ExpertKey]:
+    """All routed experts, layer by layer."""
+    layers, experts = range(len(config.moe_layers)), range(config.num_experts)
+    return [ExpertKey(layer, expert) for layer in layers for expert in experts]
+
+
 def fill_store(
     checkpoint: Checkpoint,
     config: ModelConfig,
@@ -101,11 +114,7 @@ def fill_store(
     """
     dtype = store.layout.dtype
     check_experts(checkpoint, config, dtype)
-    keys = [
-        ExpertKey(layer, expert)
-        for layer in range(len(config.moe_layers))
-        for expert in range(config.num_experts)
-    ]
+    keys = expert_keys(config)
     readers, lock = local(), Lock()
     done = 0
 

@@ -205,8 +205,8 @@ def _read_router(fields: Fields) -> RouterConfig:
     method, scoring = fields.optional("topk_method") or "greedy", fields.optional("scoring_func") or "softmax"
     if method not in ("greedy", "group_limited_greedy") or scoring != "softmax":
         raise UserError(
-            f"config.json: topk_method {method!r} with scoring_func {scoring!r} is not supported, known: greedy"
-            " and group_limited_greedy with softmax; use another model"
+            f"config.json: topk_method {method!r} with scoring_func {scoring!r} is not supported,"
+            " known: greedy and group_limited_greedy with softmax; use another model"
         )
     scaling = fields.number("routed_scaling_factor", 1.0)
     if method == "greedy":
