@@ -64,6 +64,11 @@ def load(path: Path, hashes: Collection[str] | None = None) -> pd.DataFrame:
     except (ValueError, KeyError) as error:
         raise UserError(f"{path}: a cell does not fit its column: {error}") from error
     except pa.errors.SchemaErrors as error:
-        first = error.failure_cases.iloc[0]
-        where = f"{path}: column {first['column']}, row {first['index']}"
-        raise UserError(f"{where}: {first['failure_case']} fails {first['check']}") from error
+        cases = error.failure_cases.sort_values(
+            "schema_context", kind="stable"
+        )  # Column before DataFrameSchema
+        first = cases.iloc[0]
+        where = f"{path}: row {first['index']}"
+        if first["schema_context"] == "Column":
+            where += f", {first['column']} {first['failure_case']}"
+        raise UserError(f"{where}: {first['check']}") from error

@@ -56,6 +56,6 @@ def row_problems(rows: pd.DataFrame) -> list[str]:
     ]
     wrong = ok[(ok["system"] == "specter") & ok["exact_match"].eq(False).fillna(False)]
     problems += [
-        f"specter on {r.model}, {r.prompt_id}: tokens differ from the target's" for r in wrong.itertuples()
+        f"specter on {r.model}, {r.prompt_id}: other tokens than the target" for r in wrong.itertuples()
     ]
     return problems

@@ -31,17 +31,23 @@ def absent(entry: ModelEntry, kind: str | None = None) -> str | None:
     where = f"model={entry.name} weights={kind}: no checkpoint in {_shown(path)}"
     if kind == "official":
         target = entry.download["target_bytes"]
-        size = f"{target / 1e9:.1f} GB ({target / 2**30:.1f} GiB)"
-        draft = f" (+ {draft_bytes(entry.shape) / 1e9:.1f} GB for the INT4 draft)" if entry.shape else ""
-        return f"{where}; fetch {size}{draft} with: {fetch_command(entry)}"
+        line = f"{where}; fetch {target / 1e9:.1f} GB ({target / 2**30:.1f} GiB) with: {fetch_command(entry)}"
+        if entry.shape is None:
+            return line
+        draft = draft_bytes(entry.shape)
+        return f"{line}, then make its INT4 draft ({draft / 1e9:.1f} GB) with: {draft_command(entry)}"
     if kind == "synthetic":
         return f"{where}; make it with: python scripts/make_synthetic_checkpoint.py model={entry.name}"
     return f"{where}; it ships with the repository: git checkout -- {_shown(path)}"
 
 
 def fetch_command(entry: ModelEntry) -> str:
-    name = entry.download["name"]
-    return f"python initialization/download_models.py --only {name} --output downloads/{name}"
+    return f"python3 initialization/download_models.py --only {entry.download['name']}"
+
+
+def draft_command(entry: ModelEntry) -> str:
+    paths = entry.weights["official"]
+    return f"python3 initialization/quantize_draft.py --model {paths['path']} --output {paths['draft']}"
 
 
 def model_spec(entry: ModelEntry, kind: str | None = None) -> ModelSpec:
