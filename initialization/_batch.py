@@ -146,20 +146,12 @@ class OneLineParser(argparse.ArgumentParser):
 
 def add_transfer_options(parser: argparse.ArgumentParser) -> None:
     """The options that both tools share."""
-    parser.add_argument(
-        "--only", action="append", default=[], metavar="NAME", help="only these (repeat or a,b)"
-    )
+    parser.add_argument("--only", action="append", default=[], metavar="NAME", help="only these (repeat or a,b)")
     parser.add_argument("--dry-run", action="store_true", help="show what would be done; no network")
     parser.add_argument("--jobs", type=int, default=4, help="parallel transfers (default 4)")
-    parser.add_argument(
-        "--retries", type=int, default=6, help="attempts without progress per file (default 6)"
-    )
-    parser.add_argument(
-        "--backoff-s", type=float, default=1.0, help="first pause between attempts (default 1)"
-    )
-    parser.add_argument(
-        "--timeout-s", type=float, default=30.0, help="silence that counts as a cut (default 30)"
-    )
+    parser.add_argument("--retries", type=int, default=6, help="attempts without progress per file (default 6)")
+    parser.add_argument("--backoff-s", type=float, default=1.0, help="first pause between attempts (default 1)")
+    parser.add_argument("--timeout-s", type=float, default=30.0, help="silence that counts as a cut (default 30)")
     parser.add_argument(
         "--hub-url",
         default=os.environ.get("HF_ENDPOINT") or "https://huggingface.co",

@@ -215,10 +215,11 @@ def _stream(file: RemoteFile, part: PartFile, retry: Retry, progress: Progress) 
         part.set_tag(answer.tag)
         progress.expect(file.label, file.bytes)
         progress.at(file.label, part.offset)
-        while True:
+        while file.bytes is None or part.offset < file.bytes:
             retry.check()
+            left = CHUNK_BYTES if file.bytes is None else min(CHUNK_BYTES, file.bytes - part.offset)
             try:
-                block = answer.body.read(CHUNK_BYTES)
+                block = answer.body.read1(left)  # what is there now: a slow link still stops soon
             except (OSError, http.client.HTTPException) as error:
                 raise CutError(f"connection cut at byte {part.offset:,}: {reason_of(error)}") from error
             if not block:

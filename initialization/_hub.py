@@ -62,9 +62,7 @@ class HubPlan:
     files: tuple[RemoteFile, ...]
 
 
-def plan_hub(
-    source: HubSource, folder: Path, hub_url: str, jobs: int, retry: Retry, progress: Progress
-) -> HubPlan:
+def plan_hub(source: HubSource, folder: Path, hub_url: str, jobs: int, retry: Retry, progress: Progress) -> HubPlan:
     """The plan from `download.json` where it is of this source, else from the hub and the index there."""
     recorded = _read_record(source, folder, hub_url)
     if recorded is not None:
@@ -72,9 +70,7 @@ def plan_hub(
     pinned = source.revision if re.fullmatch(r"[0-9a-f]{40}", source.revision) else None
     first = source.index or source.files[0].path
     url = source.url(hub_url, source.revision, first)
-    asked = RemoteFile(
-        f"{source.label}/{first}", url, folder, commit=pinned, optional=source.index is not None
-    )
+    asked = RemoteFile(f"{source.label}/{first}", url, folder, commit=pinned, optional=source.index is not None)
     try:
         commit = probe(asked, retry).commit
     except MissingFileError:
@@ -82,9 +78,7 @@ def plan_hub(
             raise
         commit = pinned
     if commit is None:
-        progress.note(
-            f"{source.label}: {hub_url} names no commit; revision {source.revision} is taken as it is"
-        )
+        progress.note(f"{source.label}: {hub_url} names no commit; revision {source.revision} is taken as it is")
 
     def remote(file: HubFile) -> RemoteFile:
         return RemoteFile(
@@ -158,9 +152,7 @@ def _read_record(source: HubSource, folder: Path, hub_url: str) -> HubPlan | Non
     for i, file in enumerate(files):
         hub_file = stated.get(file.path.relative_to(folder).as_posix())
         if hub_file is not None and hub_file.sha256 is not None:
-            files[i] = replace(
-                file, bytes=hub_file.bytes, sha256=hub_file.sha256, git_sha1=None, digest_from=""
-            )
+            files[i] = replace(file, bytes=hub_file.bytes, sha256=hub_file.sha256, git_sha1=None, digest_from="")
     return HubPlan(source, folder, raw["commit"], tuple(files))
 
 

@@ -74,9 +74,7 @@ def _parquet_footer(path: Path) -> bytes:
         return file.read(length)
 
 
-def find_files(
-    folder: Path, known: tuple[KnownFile, ...], hashes: dict[str, str]
-) -> list[tuple[Path, str, str]]:
+def find_files(folder: Path, known: tuple[KnownFile, ...], hashes: dict[str, str]) -> list[tuple[Path, str, str]]:
     """(path, SHA-256, check) of the first pattern that has matches anywhere below `folder`.
 
     hashes: published SHA-256 -> file name; a hit is "sha256", one recognised by its content is "format". Of
@@ -113,7 +111,5 @@ def copy_file(source: Path, target: Path, digest: str) -> bool:
     except OSError as error:
         draft.unlink(missing_ok=True)
         full = "disk full" if error.errno in FULL_DISK else "cannot write"
-        raise UsageError(
-            f"{full} at {target}: {error.strerror}; free space or choose another --output"
-        ) from error
+        raise UsageError(f"{full} at {target}: {error.strerror}; free space or choose another --output") from error
     return True

@@ -147,9 +147,7 @@ def take_from(datasets: list[Dataset], folder: Path, output: Path) -> dict[str, 
     if missing:
         write_notice(datasets, output / "datasets")
         wanted = "; ".join(f"{d.name} ({', '.join(k.pattern for k in d.known)})" for d in missing)
-        raise UsageError(
-            f"not found below {folder}: {wanted}; run without --from to download, or name --only"
-        )
+        raise UsageError(f"not found below {folder}: {wanted}; run without --from to download, or name --only")
     return taken
 
 
@@ -224,9 +222,7 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--manifest", type=Path, default=HERE / "dataset-assets.json", help="default: %(default)s"
-    )
+    parser.add_argument("--manifest", type=Path, default=HERE / "dataset-assets.json", help="default: %(default)s")
     parser.add_argument("--output", type=Path, default=HERE.parent / "downloads", help="default: %(default)s")
     parser.add_argument(
         "--from", dest="from_folder", type=Path, metavar="DIR", help="take files found anywhere below DIR"

@@ -138,9 +138,7 @@ def pick(assets: list[Asset], only: list[str], manifest: Path) -> list[Asset]:
     unpublished = [a for a in chosen if isinstance(a, Archive) and a.url is None]
     if unpublished:
         listed = " and ".join(a.file for a in unpublished)
-        raise UsageError(
-            f"{listed}: no url in {manifest}, the release is not published yet; {unpublished[0].instead}"
-        )
+        raise UsageError(f"{listed}: no url in {manifest}, the release is not published yet; {unpublished[0].instead}")
     return chosen
 
 
@@ -186,9 +184,7 @@ def plan_assets(
     plans = []
     for asset in assets:
         if isinstance(asset, Archive):
-            files.append(
-                RemoteFile(asset.name, asset.url or "", output / asset.file, asset.bytes, asset.sha256)
-            )
+            files.append(RemoteFile(asset.name, asset.url or "", output / asset.file, asset.bytes, asset.sha256))
         else:
             folder = output / asset.directory
             plan = plan_hub(asset.source, folder, hub_url, jobs, retry, progress)
@@ -247,9 +243,7 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     parser = OneLineParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--manifest", type=Path, default=HERE / "model-assets.json", help="default: %(default)s"
-    )
+    parser.add_argument("--manifest", type=Path, default=HERE / "model-assets.json", help="default: %(default)s")
     parser.add_argument("--output", type=Path, default=HERE.parent / "downloads", help="default: %(default)s")
     add_transfer_options(parser)
     args = parser.parse_args(argv)

@@ -1,6 +1,6 @@
 """The prompts that ship with the repository: one JSON-lines file per style in builtin/.
 
-All of them were written for it; places, events and companies in them are made up or described in our own words.
+All of them were written for it; places and events in them are made up or described in our own words.
 """
 
 from __future__ import annotations

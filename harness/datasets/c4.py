@@ -16,8 +16,8 @@ def files(root: Path) -> list[Path]:
 
 
 def load(root: Path) -> list[PromptText]:
-    """Every document; of a file of `prefix` records the second half only, since the reference models are trained
-    on the first."""
+    """Every document; of a file of `prefix` records the second half only, since the reference models are
+    trained on the first."""
     texts: list[PromptText] = []
     for path in files(root):
         table = read_table(path, ())

@@ -17,9 +17,7 @@ def files(root: Path) -> list[Path]:
 def load(root: Path) -> list[PromptText]:
     """One document per task; the id is the task's own ("HumanEval/12")."""
     return [
-        PromptText(str(task), str(prompt), "humaneval", "HE")
-        for path in files(root)
-        for task, prompt in _columns(path)
+        PromptText(str(task), str(prompt), "humaneval", "HE") for path in files(root) for task, prompt in _columns(path)
     ]
 
 
