@@ -101,9 +101,7 @@ def fixed_slots(
     return _slot_plan((min(slots, experts),) * layers, staging, entry_bytes, parts)
 
 
-def _slot_plan(
-    slots_per_layer: tuple[int, ...], staging: int, entry_bytes: int, parts: Mapping[str, int]
-) -> SlotPlan:
+def _slot_plan(slots_per_layer: tuple[int, ...], staging: int, entry_bytes: int, parts: Mapping[str, int]) -> SlotPlan:
     assert "slots" not in parts, "slots are what is being planned"
     slot_bytes = (sum(slots_per_layer) + staging) * entry_bytes
     return SlotPlan(slots_per_layer, staging, {**parts, "slots": slot_bytes})

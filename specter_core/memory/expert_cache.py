@@ -118,9 +118,7 @@ class ExpertCache:
 
     def residents(self, layer: int) -> list[ExpertKey]:
         """Experts of `layer` in its own slots that are resident or protected, in slot order."""
-        return [
-            k for s in self.layer_slots(layer) if (k := self._keys[s]) is not None and not self._loading[s]
-        ]
+        return [k for s in self.layer_slots(layer) if (k := self._keys[s]) is not None and not self._loading[s]]
 
     def free_slots(self, layer: int) -> list[int]:
         """EMPTY slots of `layer`, staging not included."""

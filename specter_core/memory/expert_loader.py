@@ -59,9 +59,7 @@ class ExpertLoader:
     def queued_keys(self, layer: int | None = None) -> list[ExpertKey]:
         """Experts whose load could still be cancelled, in order of submission."""
         return [
-            k
-            for k, t in self._open.items()
-            if t.state is TransferState.QUEUED and (layer is None or k.layer == layer)
+            k for k, t in self._open.items() if t.state is TransferState.QUEUED and (layer is None or k.layer == layer)
         ]
 
     def promote(self, key: ExpertKey) -> None:

@@ -98,9 +98,7 @@ class HostExpertStore:
         try:
             fd = os.open(handle.path, os.O_RDWR)
         except FileNotFoundError:
-            raise UserError(
-                f"host expert store {handle.path} is gone; start the process that owns it again"
-            ) from None
+            raise UserError(f"host expert store {handle.path} is gone; start the process that owns it again") from None
         try:
             size = os.fstat(fd).st_size
             if size != handle.bytes:
@@ -110,9 +108,7 @@ class HostExpertStore:
             header = _HEADER.unpack(os.pread(fd, _HEADER.size, 0))
             wanted = (_MAGIC, _VERSION, 1, handle.layers, handle.experts, handle.layout.entry_bytes)
             if header[2] != 1:
-                raise UserError(
-                    f"host expert store {handle.path} is not filled yet; attach once its owner is ready"
-                )
+                raise UserError(f"host expert store {handle.path} is not filled yet; attach once its owner is ready")
             if header != wanted:
                 raise UserError(
                     f"host expert store {handle.path} has header {header}, expected {wanted}; create it again"

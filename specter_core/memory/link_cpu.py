@@ -90,9 +90,7 @@ class CpuLink:
         start_ns = self._clock_ns()
         if transfer.state is not TransferState.DONE:
             with self._queue.ready:
-                self._queue.ready.wait_for(
-                    lambda: transfer.state is TransferState.DONE or self._error is not None
-                )
+                self._queue.ready.wait_for(lambda: transfer.state is TransferState.DONE or self._error is not None)
         self._raise_error()
         return self._clock_ns() - start_ns
 
@@ -171,9 +169,7 @@ class CpuLink:
         self.counters.transfers += piece.last
         self.counters.busy_ns += end_ns - start_ns
         if self._record:
-            interval = BusyInterval(
-                start_ns, end_ns, piece.transfer.key, piece.transfer.priority, piece.bytes
-            )
+            interval = BusyInterval(start_ns, end_ns, piece.transfer.key, piece.transfer.priority, piece.bytes)
             self.counters.intervals.append(interval)
 
     def _measure_rate(self) -> float:

@@ -50,9 +50,7 @@ class PayloadLayout:
 
     def __post_init__(self) -> None:
         assert self.hidden > 0 and self.width > 0, (self.hidden, self.width)
-        assert self.encoding in ENCODING_IDS, (
-            f"unknown encoding {self.encoding!r}, known: {sorted(ENCODING_IDS)}"
-        )
+        assert self.encoding in ENCODING_IDS, f"unknown encoding {self.encoding!r}, known: {sorted(ENCODING_IDS)}"
 
     @property
     def payload_bytes(self) -> int:
@@ -104,9 +102,7 @@ class PayloadLayout:
         """
         magic, layer, expert, encoding, _, size, _ = self._trailer(entry)
         if magic != _MAGIC:
-            raise WrongExpertError(
-                f"slot asked for layer {key.layer} expert {key.expert} holds no complete expert"
-            )
+            raise WrongExpertError(f"slot asked for layer {key.layer} expert {key.expert} holds no complete expert")
         found = (layer, expert, encoding, size)
         if found != (key.layer, key.expert, ENCODING_IDS[self.encoding], self._size_check):
             raise WrongExpertError(
@@ -120,9 +116,7 @@ class PayloadLayout:
         stored = self._trailer(entry)[4]
         computed = self._crc(entry)
         if stored != computed:
-            raise WrongExpertError(
-                f"expert payload is damaged: crc32 {computed:08x}, trailer says {stored:08x}"
-            )
+            raise WrongExpertError(f"expert payload is damaged: crc32 {computed:08x}, trailer says {stored:08x}")
 
     @property
     def _size_check(self) -> int:

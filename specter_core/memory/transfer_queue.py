@@ -48,9 +48,7 @@ class TransferQueue:
             assert transfer.state is TransferState.QUEUED and transfer.sent_bytes == 0, transfer
             for other in self._waiting:
                 assert other.key != transfer.key, f"{transfer.key} is already queued"
-                assert other.slot != transfer.slot, (
-                    f"slot {transfer.slot} is already the target of {other.key}"
-                )
+                assert other.slot != transfer.slot, f"slot {transfer.slot} is already the target of {other.key}"
             transfer.order = self._next_order()
             self._waiting.append(transfer)
             self._open += 1

@@ -20,9 +20,7 @@ class ELB:
         assert layers > 0 and experts > 0, (layers, experts)
         self.layers = layers
         self.experts = experts
-        self._buffer = torch.zeros(
-            layers, experts + 1, dtype=torch.int32, device=device
-        )  # [L, E + 1], last: id −1
+        self._buffer = torch.zeros(layers, experts + 1, dtype=torch.int32, device=device)  # [L, E + 1], last: id −1
 
     def add(self, layer: int, ids: Tensor) -> None:
         """Count ids [R, k] int64 of `layer`; id −1 (padded or finished row) is ignored."""

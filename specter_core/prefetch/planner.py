@@ -96,9 +96,7 @@ class PrefetchPlanner:
         """
         assert counters.shape[0] == len(cache.slots_per_layer), (counters.shape, cache.slots_per_layer)
         pending = frozenset(queued)
-        layers = [
-            _plan_layer(layer, counts, cache, pending) for layer, counts in enumerate(counters.tolist())
-        ]
+        layers = [_plan_layer(layer, counts, cache, pending) for layer, counts in enumerate(counters.tolist())]
         order = tuple(key for plan in layers for key in plan.order)
         remaining = sum(plan.remaining for plan in layers)
         next_boundary = drafted + self._chunk_tokens(len(order), timings, drafted)
@@ -146,9 +144,7 @@ def _plan_layer(layer: int, counts: list[int], cache: CacheView, queued: Collect
                 plan.kept.append(content)
                 continue
             plan.cancelled.append(content)
-            content, recency = (
-                (former.key, former.recency) if restorable and former is not None else (None, 0)
-            )
+            content, recency = (former.key, former.recency) if restorable and former is not None else (None, 0)
             evictable = True
         if content is None:
             free.append(slot)

@@ -1,0 +1,193 @@
+"""One layer, walked through in the order of computation: which slot each missing expert gets, and when."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from specter_core.memory.eviction import EvictionPolicy
+from specter_core.memory.expert_cache import CacheView, SlotState
+from specter_core.types import ExpertKey
+from specter_core.verify.ops import Copy, Gemm, Op, Release, Source, WaitSlotFree
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Needed experts of a layer: rows routed to each; resident, loading (in order of arrival) and absent
+    ones; which were
+    late (some may be absent again); slots of the resident and loading ones."""
+
+    layer: int
+    rows: Mapping[int, int]
+    hits: list[int]
+    loading: list[int]
+    absent: list[int]
+    late: frozenset[int]
+    slot_of: Mapping[int, int]
+
+
+@dataclass(slots=True)
+class _Slot:
+    """A slot as it is at one point of the op list."""
+
+    slot: int
+    staging: bool
+    expert: int | None
+    value: tuple[int, ...]
+    available: bool  # may be overwritten now: empty, not needed, or released
+    arriving: bool = False  # an unneeded load is moving into it
+
+    @property
+    def rank(self) -> tuple[bool, tuple[int, ...], int]:
+        """Empty slots first, then the least valuable content."""
+        return (self.expert is not None, self.value, self.slot)
+
+
+class LayerPass:
+    """Rolling load-compute on paper.
+
+    `keep` are the experts that the layer's own slots should hold afterwards. Missing ones among them go
+    into slots that hold nothing worth keeping, at once where these are free. The others pass through the
+    staging slots; without any, they take what is free, and a kept expert's slot only when the link would
+    otherwise run dry.
+    """
+
+    def __init__(self, cache: CacheView, needs: Needs, policy: EvictionPolicy, hit_first: bool, lookahead: int) -> None:
+        self.protects: list[int] = []
+        self._needs = needs
+        self._hit_first = hit_first
+        self._lookahead = lookahead
+        self._ops: list[Op] = []
+        order = self._compute_order(cache, policy)
+        self._value = {e: policy(needs.rows[e], cache.clock + 1 + i) for i, e in enumerate(order)}
+        self._slot_of: dict[int, _Slot] = {}  # needed experts that are resident, loading or being copied
+        self._source = self._sources()
+        self._slots = self._survey(cache, policy)
+        self._keep = self._worth_keeping(len(cache.layer_slots(needs.layer)))
+        self._has_staging = len(cache.staging_slots) > 0
+        self._pending = [e for e in order if e in needs.absent]
+        self._queue = [e for e in order if not hit_first or e not in needs.absent]  # to compute, in this order
+        self._outstanding = len(needs.loading)  # loads whose expert is not computed yet
+
+    def run(self) -> tuple[Op, ...]:
+        """The op list. Call once."""
+        while self._queue or self._pending:
+            self._place_pending()
+            if not self._hit_first and self._queue[0] not in self._slot_of:
+                self._make_room_for(self._queue[0])
+            self._compute(self._queue.pop(0))
+        return tuple(self._ops)
+
+    def _sources(self) -> dict[int, Source]:
+        needs = self._needs
+        hits = dict.fromkeys(needs.hits, Source.HIT)
+        absent = {e: Source.LATE if e in needs.late else Source.MISS for e in needs.absent}
+        return {**hits, **dict.fromkeys(needs.loading, Source.LATE), **absent}
+
+    def _compute_order(self, cache: CacheView, policy: EvictionPolicy) -> list[int]:
+        """Hits, then loads under way as they arrive, then the absent; least valuable first, for their slots
+        go first.
+        """
+        needs = self._needs
+        if not self._hit_first:
+            return sorted(needs.rows)
+        hits = sorted(needs.hits, key=lambda e: (policy(needs.rows[e], cache.recency(needs.slot_of[e])), e))
+        absent = sorted(needs.absent, key=lambda e: (policy(needs.rows[e], 0), e))
+        return hits + needs.loading + absent
+
+    def _survey(self, cache: CacheView, policy: EvictionPolicy) -> list[_Slot]:
+        layer, slots = self._needs.layer, []
+        for number in [*cache.layer_slots(layer), *cache.staging_slots]:
+            key, state = cache.key(number), cache.state(number)
+            expert = None if key is None or key.layer != layer else key.expert
+            slot = _Slot(number, number in cache.staging_slots, expert, (), available=True)
+            if expert in self._needs.slot_of and expert is not None:
+                slot.value, slot.available = self._value[expert], False
+                self._slot_of[expert] = slot
+                self.protects.append(number)
+            elif key is not None:
+                assert state is not SlotState.PROTECTED, f"slot {number} is protected by someone else"
+                slot.value = policy(0, cache.recency(number))
+                slot.arriving = state is SlotState.LOADING
+                slot.available = not slot.arriving
+            slots.append(slot)
+        return slots
+
+    def _worth_keeping(self, slots: int) -> frozenset[int]:
+        unneeded = {s.expert: s.value for s in self._slots if s.expert is not None and not s.staging}
+        worth = {**unneeded, **self._value}
+        return frozenset(sorted(worth, key=lambda e: worth[e], reverse=True)[:slots])
+
+    def _place_pending(self) -> None:
+        """Give slots to missing experts as long as one can be placed; in ascending order without hit_first."""
+        placed = True
+        while placed and self._pending:
+            placed = False
+            for expert in self._pending if self._hit_first else self._pending[:1]:
+                slot = self._choose(expert)
+                if slot is not None:
+                    self._copy(expert, slot)
+                    placed = True
+                    break
+
+    def _choose(self, expert: int) -> _Slot | None:
+        """Slot for a missing expert now, or None when it is better to wait for a Release."""
+        own = [s for s in self._slots if not s.staging]
+        spare = [s for s in own if s.available and s.expert not in self._keep]
+        if self._has_staging and expert not in self._keep:
+            staging = [s for s in self._slots if s.staging and s.available]
+            reserved = any(e in self._keep for e in self._pending)
+            choice = staging or ([] if reserved else spare)
+            return min(choice, key=lambda s: s.rank, default=None)
+        if spare:
+            return min(spare, key=lambda s: s.rank)
+        next_is_hit = bool(self._queue) and self._source[self._queue[0]] is Source.HIT
+        awaited = any(not (s.available or s.arriving or s.expert in self._keep) for s in own)
+        arriving = [s for s in own if s.arriving]
+        if self._outstanding >= self._lookahead or (next_is_hit and (awaited or arriving)):
+            return None
+        if awaited and expert in self._keep:
+            return None
+        choice = arriving or [s for s in own if s.available]
+        return min(choice, key=lambda s: s.rank, default=None)
+
+    def _make_room_for(self, expert: int) -> None:
+        """Without hit_first, its turn has come and all slots wait for higher ids: the highest is loaded
+        again later.
+        """
+        assert self._pending[0] == expert, (expert, self._pending)
+        free = [s for s in self._slots if s.available or s.arriving]
+        slot = min(free, key=lambda s: s.rank, default=None)
+        if slot is None:
+            slot = max((s for s in self._slots if s.expert in self._slot_of), key=lambda s: s.expert or 0)
+            assert slot.expert is not None and slot.expert > expert, (expert, slot)
+            self._give_up(slot.expert, slot)
+        self._copy(expert, slot)
+
+    def _give_up(self, expert: int, slot: _Slot) -> None:
+        del self._slot_of[expert]
+        self.protects.remove(slot.slot)
+        self._outstanding -= self._source[expert] is not Source.HIT
+        self._source[expert] = Source.MISS
+        insort(self._pending, expert)
+
+    def _copy(self, expert: int, slot: _Slot) -> None:
+        self._ops.append(WaitSlotFree(slot.slot))
+        self._ops.append(Copy(ExpertKey(self._needs.layer, expert), slot.slot))
+        slot.expert, slot.value = expert, self._value[expert]
+        slot.available = slot.arriving = False
+        self._slot_of[expert] = slot
+        self._pending.remove(expert)
+        if self._hit_first:
+            self._queue.append(expert)
+        self._outstanding += 1
+
+    def _compute(self, expert: int) -> None:
+        slot, source = self._slot_of[expert], self._source[expert]
+        self._ops.append(Gemm(ExpertKey(self._needs.layer, expert), slot.slot, source))
+        self._ops.append(Release(slot.slot))
+        slot.available = True
+        self._outstanding -= source is not Source.HIT
+        if slot.staging:
+            slot.expert, slot.value = None, ()
