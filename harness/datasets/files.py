@@ -39,7 +39,7 @@ def read_table(path: Path, columns: Sequence[str]) -> pd.DataFrame:
         if path.suffix == ".parquet":
             table = pd.read_parquet(path)
         else:
-            table = pd.read_json(path, lines=True, dtype=False, convert_dates=False, encoding="utf-8")
+            table = pd.read_json(path, lines=True, dtype=False, encoding="utf-8")
     except (ValueError, OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({type(error).__name__}); delete it and fetch it again") from None
     require_columns(path, table, columns)
