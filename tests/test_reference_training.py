@@ -1,4 +1,4 @@
-"""The training model of the reference checkpoints is the transformers model, and its small parts keep their word."""
+"""The training model of the reference checkpoints equals transformers; its small parts keep their word."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NAMES = model_names()
 
 
 def shaken(name: str, layers: int = 3) -> tuple[TrainableMoe, transformers.PreTrainedModel]:
-    """A training model with no parameter at its initial zero or one, and the transformers model of the same weights."""
+    """A training model with no parameter at zero or one, and the transformers model of the same weights."""
     settings = load_settings(name)
     config = make_config(settings, num_hidden_layers=layers)
     torch.manual_seed(1)
@@ -73,8 +73,7 @@ def test_shipped_architecture_fits_the_size_limit(name: str) -> None:
             }
         elif key.endswith("experts.down_proj"):
             shapes |= {
-                f"{key.removesuffix('down_proj')}{e}.down_proj.weight": list(p.shape[1:])
-                for e in range(p.shape[0])
+                f"{key.removesuffix('down_proj')}{e}.down_proj.weight": list(p.shape[1:]) for e in range(p.shape[0])
             }
         else:
             shapes[key] = list(p.shape)
@@ -140,9 +139,7 @@ def tiny_work(folder: Path) -> Path:
     """A work folder with a few generated documents and a tokenizer of their own."""
     sources = []
     for name, stream in (("maths", maths_documents(1)), ("code", code_documents(2))):
-        sources.append(
-            Source(name, name, "Apache-2.0", 1.0, [next(stream) for _ in range(400)], ["generated"])
-        )
+        sources.append(Source(name, name, "Apache-2.0", 1.0, [next(stream) for _ in range(400)], ["generated"]))
     write_work(folder, sources, {"seed": 1, "vocab_size": 600, "tokenizer_mb": 0.2, "valid_share": 0.05,
                                  "valid_min_tokens": 500, "train_max_bytes": 10**9})  # fmt: skip
     return folder
@@ -201,9 +198,7 @@ def test_written_functions_pass_their_own_doctests() -> None:
 def test_documents_that_share_a_run_with_held_back_text_are_found(tmp_path: Path) -> None:
     (tmp_path / "gsm8k").mkdir()
     words = [f"word{i}" for i in range(40)]
-    (tmp_path / "gsm8k" / "test.jsonl").write_text(
-        json.dumps({"question": " ".join(words), "answer": "#### 1"})
-    )
+    (tmp_path / "gsm8k" / "test.jsonl").write_text(json.dumps({"question": " ".join(words), "answer": "#### 1"}))
     held_back = held_back_runs(tmp_path)
     assert not held_back.isdisjoint(word_runs("intro " + ", ".join(words[5:18])))
     assert held_back.isdisjoint(word_runs("intro " + ", ".join(words[5:17])))

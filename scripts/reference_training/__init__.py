@@ -1,1 +1,1 @@
-"""Training of the small reference models: corpus, tokenizer, trainable MoE decoders, export to Hugging Face format."""
+"""Training of the small reference models: corpus, tokenizer, MoE decoders, export to Hugging Face format."""

@@ -79,6 +79,4 @@ def softmax_scale(config: PretrainedConfig) -> float:
     """(nope + rope)^-0.5 times the square of yarn's mscale, as modeling_deepseek_v2.py."""
     from transformers.models.deepseek_v2.modeling_deepseek_v2 import yarn_apply_mscale
 
-    return yarn_apply_mscale(
-        config.rope_parameters, (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
-    )
+    return yarn_apply_mscale(config.rope_parameters, (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5)

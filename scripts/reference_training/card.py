@@ -20,16 +20,24 @@ def write_card(folder: Path, settings: Settings, manifest: dict[str, Any], repor
     held = report["held_out"]
     total = sum(s["weight"] for s in manifest["sources"])
     rows = [
-        "| source | style | share of rows | train tokens | held-out perplexity | bits per byte | licence | origin |",
+        "| source | style | rows | train tokens | held-out perplexity | bits per byte | licence | origin |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for s in manifest["sources"]:
         h = held["sources"][s["name"]]
         rows.append(
-            f"| {s['name']} | {s['style']} | {100 * s['weight'] / total:.1f}% | {s['train'][1] - s['train'][0]:,} | "
+            f"| {s['name']} | {s['style']} | {100 * s['weight'] / total:.1f}% "
+            f"| {s['train'][1] - s['train'][0]:,} | "
             f"{h['perplexity']:.2f} | {h['bits_per_byte']:.3f} | {s['licence']} | {', '.join(s['origin'])} |"
         )
     training = settings.training
+    run = (
+        f"{report['steps']:,} steps of {training.batch_rows} x {training.sequence_tokens} tokens "
+        f"({report['tokens'] / 1e6:.0f} M tokens drawn from {manifest['train_tokens'] / 1e6:.1f} M), "
+        f"{report['train_seconds']:.0f} s on {report['device']}, torch {report['torch']}"
+    )
+    quality = f"perplexity {held['perplexity']:.2f} per token, {held['bits_per_byte']:.3f} bits per byte"
+    balance = f"{held['load_max']:.2f} and {held['load_min']:.2f} times the even share"
     text = f"""---
 language: en
 library_name: transformers
@@ -37,28 +45,29 @@ tags: [mixture-of-experts, toy]
 ---
 # {settings.name}
 
-A toy language model of the {FAMILIES[settings.model_class]} family, trained from scratch so that Specter runs real text,
-real routing and real rejections on any laptop without a download. It writes recognisable English and Python and knows
-next to nothing: use it for nothing but running and testing the engine.
+A toy language model of the {FAMILIES[settings.model_class]} family, trained from scratch so that Specter runs
+real text, real routing and real rejections on any laptop without a download. It writes recognisable English
+and Python and knows next to nothing: use it for nothing but running and testing the engine.
 
-- Trained by `scripts/train_reference_moe.py` (config `{settings.name}`), seed {report["seed"]}, {report["steps"]:,} steps of
-  {training.batch_rows} x {training.sequence_tokens} tokens ({report["tokens"] / 1e6:.0f} M tokens of a corpus of
-  {manifest["train_tokens"] / 1e6:.1f} M), {report["train_seconds"]:.0f} s on {report["device"]}, torch {report["torch"]}. The learning-rate schedule follows
-  wall time, so another run gives other weights.
-- Loss: next token plus load balancing (weight {training.aux_loss}); Muon and AdamW; BF16 compute, float32 master weights,
+- Trained by `scripts/train_reference_moe.py`, config `{settings.name}`, seed {report["seed"]}:
+  {run}.
+  The learning-rate schedule follows wall time, so another run gives other weights.
+- Loss: next token plus load balancing (weight {training.aux_loss}); Muon and AdamW; float32 master weights,
   rounded once to BF16 at the end.
-- Tokenizer: byte-level BPE, {manifest["vocab_size"]:,} ids, trained on the same text; id 0 ends a text. The three
-  reference models share it.
-- Held-out documents, rounded weights, windows of 512 tokens: perplexity {held["perplexity"]:.2f} per token,
-  {held["bits_per_byte"]:.3f} bits per byte. Busiest and idlest expert on them: {held["load_max"]:.2f} and {held["load_min"]:.2f} times the even share.
-- transformers reads the folder back with float32 logits within {report["reload_error"]:.1e} (relative) of the trained model.
+- Tokenizer: byte-level BPE, {manifest["vocab_size"]:,} ids, trained on the same text; id 0 ends a text.
+  The three reference models share it.
+- Held-out documents, rounded weights, windows of 512 tokens: {quality}.
+  Busiest and idlest expert of a layer on them: {balance}.
+- transformers reads the folder back with float32 logits within {report["reload_error"]:.1e} (relative) of the
+  trained model.
 
 ## Training data
 
-Debian packages are named with their version; other names are files of the data sets or of the Python installation that
-ran `prepare`. HumanEval, GPQA, GSM8K's test split, WikiText's test split and the second half of the C4 file were not
-trained on: documents that share a run of 13 words with HumanEval or those splits were dropped. Checksums of the text of
-each source are in `training_data.json`.
+Debian packages are named with their version; other names are files of the data sets or of the Python
+installation that ran `prepare`. HumanEval, GPQA, GSM8K's test split, WikiText's test split and the second half of
+the C4 file were not trained on; documents that share a run of 13 words with HumanEval or those splits were
+dropped. Checksums of the text of each source are in `training_data.json`. "rows" is the source's share of the
+training rows.
 
 {chr(10).join(rows)}
 """

@@ -1,4 +1,4 @@
-"""Collect the training text: unpack Debian packages, read every source, drop overlaps with test data, split by document."""
+"""Collect the training text: unpack Debian packages, read every source, drop overlaps with test data."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def load_plan() -> dict[str, Any]:
 
 
 def unpack_package(package: str, work: Path) -> tuple[Path, str]:
-    """Download a Debian package with apt and unpack it under `work`, without installing it -> folder, file name."""
+    """Download a Debian package and unpack it under `work` without installing it -> folder, file name."""
     debs, folder = work / "debs", work / "packages" / package
     debs.mkdir(parents=True, exist_ok=True)
     found = sorted(debs.glob(f"{package}_*.deb"))
@@ -75,9 +75,8 @@ def unpack_package(package: str, work: Path) -> tuple[Path, str]:
         )
         found = sorted(debs.glob(f"{package}_*.deb"))
         if not found:
-            raise SystemExit(
-                f"apt-get download {package} failed: {done.stderr.strip().splitlines()[-1:]}; run apt-get update"
-            )
+            reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise SystemExit(f"apt-get download {package} failed ({reason}); run apt-get update first")
     if not folder.is_dir():
         folder.mkdir(parents=True)
         subprocess.run(["dpkg", "-x", str(found[0]), str(folder)], check=True)
@@ -85,7 +84,7 @@ def unpack_package(package: str, work: Path) -> tuple[Path, str]:
 
 
 def python_files(stdlib: bool, site: list[str]) -> list[tuple[Path, str]]:
-    """Python sources of the running interpreter's library and of named installed packages, tests left out."""
+    """Python sources of the interpreter's library and of named installed packages, tests left out."""
     roots = [Path(sysconfig.get_paths()["stdlib"])] if stdlib else []
     for package in site:
         spec = importlib.util.find_spec(package)
@@ -114,9 +113,7 @@ def source_files(entry: dict[str, Any], work: Path, datasets: Path | None) -> tu
     for package in [packages] if isinstance(packages, str) else packages:
         folder, name = unpack_package(package, work)
         patterns = [entry["files"]] if isinstance(entry["files"], str) else entry["files"]
-        files += sorted(
-            {p for pattern in patterns for p in folder.glob(pattern) if p.is_file() and not p.is_symlink()}
-        )
+        files += sorted({p for pattern in patterns for p in folder.glob(pattern) if p.is_file() and not p.is_symlink()})
         origin.append(name)
     return files, origin
 
@@ -158,7 +155,7 @@ def word_runs(text: str) -> Iterator[int]:
 
 
 def held_back_runs(datasets: Path | None) -> set[int]:
-    """13-word runs of the data that must not be trained on: HumanEval, GSM8K test, WikiText test, C4's second half."""
+    """13-word runs not to train on: HumanEval, GSM8K test, WikiText test, the second half of the C4 file."""
     if datasets is None:
         return set()
     texts: list[str] = []
@@ -172,9 +169,7 @@ def held_back_runs(datasets: Path | None) -> set[int]:
         texts += [json.loads(line)["question"] for line in gsm8k.read_text().splitlines()]
     wikitext = datasets / "wikitext-2-v1" / "test.txt"
     if wikitext.is_file():
-        texts += [
-            line for line in wikitext.read_text().splitlines() if "<unk>" not in line or len(line) > 200
-        ]
+        texts += [line for line in wikitext.read_text().splitlines() if "<unk>" not in line or len(line) > 200]
     c4 = datasets / "c4" / "c4.jsonl"
     if c4.is_file():
         rows = [json.loads(line) for line in c4.read_text().splitlines() if line.strip()]

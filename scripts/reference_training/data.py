@@ -20,9 +20,7 @@ class Corpus:
         try:
             self.manifest: dict[str, Any] = json.loads((work / "manifest.json").read_text())
         except FileNotFoundError:
-            raise SystemExit(
-                f"no manifest.json in {work}; run the prepare command with --work {work} first"
-            ) from None
+            raise SystemExit(f"no manifest.json in {work}; run the prepare command with --work {work} first") from None
         self.sources: list[dict[str, Any]] = self.manifest["sources"]
         train = np.fromfile(work / "train.bin", dtype=np.uint16)
         assert train.size == self.manifest["train_tokens"], (train.size, self.manifest["train_tokens"])

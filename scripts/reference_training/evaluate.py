@@ -22,7 +22,7 @@ def evaluate(
 ) -> dict[str, Any]:
     """Perplexity per token and bits per byte for every source and overall, and the experts' loads.
 
-    Windows are WINDOW ids long and every position counts. `tables` are [S, D/2] for at least WINDOW positions.
+    Windows are WINDOW ids long and every position counts; `tables` are [S, D/2] with S >= WINDOW.
     """
     sources: dict[str, Any] = {}
     loads: list[torch.Tensor] = []
@@ -34,9 +34,7 @@ def evaluate(
             x, y = inputs[start : start + ROWS].to(device), targets[start : start + ROWS]
             with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
                 out = model(x, cos[:, : x.shape[1]], sin[:, : x.shape[1]])
-            nll += F.cross_entropy(
-                out.logits.float().flatten(0, 1), y.to(device).flatten(), reduction="sum"
-            ).item()
+            nll += F.cross_entropy(out.logits.float().flatten(0, 1), y.to(device).flatten(), reduction="sum").item()
             size_bytes += int(corpus.token_bytes[y].sum())
             count += y.numel()
             loads.append(out.loads.cpu() * y.numel())

@@ -22,7 +22,7 @@ def round_to_bf16(model: TrainableMoe) -> None:
 
 
 def save_model(model: TrainableMoe, settings: Settings, work: Path, folder: Path) -> None:
-    """config.json, generation_config.json, model.safetensors (BF16, per-expert names) and the tokenizer files."""
+    """config.json, generation_config.json, model.safetensors (BF16, per-expert names), tokenizer files."""
     folder.mkdir(parents=True, exist_ok=True)
     hf = getattr(transformers, settings.model_class)(model.config)
     hf.load_state_dict({k: v.cpu() for k, v in model.state_dict().items()}, strict=True)
@@ -41,7 +41,7 @@ def save_model(model: TrainableMoe, settings: Settings, work: Path, folder: Path
 
 @torch.no_grad()
 def reload_error(model: TrainableMoe, folder: Path, tokens: torch.Tensor) -> float:
-    """Largest float32 logit difference, relative to the largest logit, between `model` (on the CPU) and the folder."""
+    """Largest float32 logit difference of `model` (on the CPU) and the folder, over the largest logit."""
     hf = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, experts_implementation="eager"
     ).eval()

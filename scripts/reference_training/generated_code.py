@@ -1,8 +1,9 @@
-"""Small documented Python functions, from templates of our own; the doctest values are computed by running them.
+"""Small documented Python functions, from templates of our own; running them gives the doctest values.
 
-None of the templates is a HumanEval problem; `corpus.py` also drops any text that shares a 13-word run with one.
+None of the templates is a HumanEval problem; `corpus.py` drops any text that shares a 13-word run with one.
 """
 
+# ruff: noqa: E501 - one template a line reads better than wrapped text
 from __future__ import annotations
 
 import random

@@ -1,5 +1,6 @@
 """Grade-school word problems with worked answers, from templates of our own."""
 
+# ruff: noqa: E501 - one template a line reads better than wrapped text
 from __future__ import annotations
 
 import random

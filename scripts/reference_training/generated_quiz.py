@@ -1,5 +1,6 @@
 """Multiple-choice questions: word meanings from WordNet's nouns, and science templates of our own."""
 
+# ruff: noqa: E501 - one template a line reads better than wrapped text
 from __future__ import annotations
 
 import random
@@ -64,9 +65,7 @@ def quiz_documents(seed: int, nouns: Path) -> Iterator[str]:
     """Endless questions. Wrong choices of a word question are other nouns, near ones (neighbours in the file) half the time."""
     r = random.Random(seed)
     entries = [
-        (offset, words, gloss.split(";")[0], up)
-        for offset, words, gloss, up in synsets(nouns)
-        if len(gloss) > 20
+        (offset, words, gloss.split(";")[0], up) for offset, words, gloss, up in synsets(nouns) if len(gloss) > 20
     ]
     by_offset = {e[0]: e for e in entries}
     while True:

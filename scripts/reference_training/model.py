@@ -1,6 +1,6 @@
 """The trainable decoder of all three families; its state dict is that of the transformers class.
 
-The loss is next-token cross entropy plus the load-balancing loss of Switch Transformer (arXiv:2101.03961, eq. 4).
+The loss is next-token cross entropy plus Switch Transformer's load-balancing loss (arXiv:2101.03961, eq. 4).
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ class DecoderLayer(nn.Module):
         self.input_layernorm = make_norm(config)
         self.post_attention_layernorm = make_norm(config)
 
-    def forward(
-        self, x: torch.Tensor, rope: Tables
-    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+    def forward(self, x: torch.Tensor, rope: Tables) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
         x = x + self.self_attn(self.input_layernorm(x), rope)
         normed = self.post_attention_layernorm(x)
         if isinstance(self.mlp, Mlp):
@@ -96,7 +94,7 @@ class TrainableMoe(nn.Module):
 
 
 def initialise(model: TrainableMoe) -> None:
-    """Normal weights of std fan_in^-0.5, residual outputs divided by sqrt(2 layers), small router, zero biases."""
+    """Normal weights of std fan_in^-0.5 (residual outputs / sqrt(2 layers)), small router, zero biases."""
     depth = math.sqrt(2 * model.config.num_hidden_layers)
     for name, p in model.named_parameters():
         if name.endswith("bias"):

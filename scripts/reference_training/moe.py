@@ -61,8 +61,8 @@ def _sparsemixer_pick(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """One argmax pass: weight of the chosen expert at its place in [T, E], and its mask.
 
-    The value is the inference one of modeling_phimoe.py: a softmax over near ties alone, almost always 1. It has
-    hardly any gradient, so the backward pass sees the plain softmax over all available experts (straight through).
+    The value is the inference one of modeling_phimoe.py: a softmax over near ties alone, almost always 1. It
+    has hardly any gradient, so the backward pass sees the softmax over all available experts instead.
     """
     masked = logits.masked_fill(~available, -torch.inf)
     best = masked.amax(-1, keepdim=True)

@@ -26,7 +26,7 @@ def orthogonalise(batch: torch.Tensor, steps: int = 5) -> torch.Tensor:
 
 
 class Muon:
-    """Momentum, orthogonalised; updates have RMS 0.2 as AdamW's do (arXiv:2502.16982), decoupled weight decay.
+    """Orthogonalised momentum; updates have RMS 0.2 like AdamW's (arXiv:2502.16982), decoupled weight decay.
 
     Parameters of more than two dimensions hold stacks of matrices. Equal shapes are stepped together.
     """
@@ -42,9 +42,7 @@ class Muon:
                 rows //= 2
             self.groups[(rows, p.shape[-1])].append(p)
         self.buffers = {
-            shape: torch.zeros(
-                sum(p.numel() for p in ps) // (shape[0] * shape[1]), *shape, device=ps[0].device
-            )
+            shape: torch.zeros(sum(p.numel() for p in ps) // (shape[0] * shape[1]), *shape, device=ps[0].device)
             for shape, ps in self.groups.items()
         }
         self.orthogonalise: Callable[[torch.Tensor], torch.Tensor] = orthogonalise
@@ -60,9 +58,7 @@ class Muon:
             update = update.float() * (0.2 * max(shape) ** 0.5)
             parts = [
                 u.reshape(p.shape)
-                for u, p in zip(
-                    update.split([p.numel() // (shape[0] * shape[1]) for p in params]), params, strict=True
-                )
+                for u, p in zip(update.split([p.numel() // (shape[0] * shape[1]) for p in params]), params, strict=True)
             ]
             torch._foreach_mul_(params, 1 - lr * weight_decay)
             torch._foreach_add_(params, parts, alpha=-lr)
@@ -73,26 +69,30 @@ class Optimiser:
 
     def __init__(self, model: nn.Module, training: Training, fused: bool) -> None:
         self.training = training
-        matrices, others, decayed = [], [], []
+        matrices, routers, others, decayed = [], [], [], []
         for name, p in model.named_parameters():
             apart = any(s in name for s in ("embed_tokens", "lm_head", ".gate.", ".router.", "expert_gate"))
-            if p.ndim >= 2 and not apart:
+            if ".gate.weight" in name or ".router.weight" in name:
+                routers.append(p)
+            elif p.ndim >= 2 and not apart:
                 matrices.append((name, p))
             elif p.ndim >= 2:
                 decayed.append(p)
             else:
                 others.append(p)
         self.muon = Muon(matrices)
-        groups = [{"params": decayed, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
-        self.adam = torch.optim.AdamW(
-            groups, lr=training.vector_lr, betas=(0.9, 0.98), eps=1e-10, fused=fused
-        )
+        groups = [
+            {"params": decayed, "weight_decay": 0.01, "scale": 1.0},
+            {"params": others, "weight_decay": 0.0, "scale": 1.0},
+            {"params": routers, "weight_decay": 0.0, "scale": training.router_lr / training.vector_lr},
+        ]
+        self.adam = torch.optim.AdamW(groups, lr=training.vector_lr, betas=(0.9, 0.98), eps=1e-10, fused=fused)
 
     def step(self, share: float) -> float:
         """One update at `share` (0..1) of the run; returns the schedule's factor."""
         factor = schedule(share, self.training)
         for group in self.adam.param_groups:
-            group["lr"] = self.training.vector_lr * factor
+            group["lr"] = self.training.vector_lr * factor * group["scale"]
         self.adam.step()
         self.muon.step(self.training.matrix_lr * factor, self.training.weight_decay)
         self.adam.zero_grad(set_to_none=True)

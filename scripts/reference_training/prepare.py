@@ -1,4 +1,4 @@
-"""`prepare`: text -> tokenizer.json, train.bin, valid.bin (uint16 ids) and manifest.json in the work folder."""
+"""`prepare`: text -> tokenizer.json, train.bin, valid.bin (uint16 ids), manifest.json in the work folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def _encode(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
 
 
 def _split(source: Source, share: float, least_chars: int, seed: int) -> tuple[list[str], list[str]]:
-    """Documents for training and for validation; validation gets at least `share` and `least_chars` of the text."""
+    """Documents for training and for validation (at least `share` and `least_chars` of the text)."""
     documents = list(source.documents)
     random.Random(f"{seed} {source.name} split").shuffle(documents)
     wanted = max(share * sum(map(len, documents)), least_chars)
@@ -43,11 +43,9 @@ def prepare(work: Path, datasets: Path | None) -> None:
 
 
 def write_work(work: Path, sources: list[Source], plan: dict[str, Any]) -> None:
-    """Tokenizer, token files and manifest of the given sources; `plan` holds the values of conf/corpus.yaml."""
+    """Tokenizer, token files and manifest of the sources; `plan` holds the values of conf/corpus.yaml."""
     start = time.monotonic()
-    splits = {
-        s.name: _split(s, plan["valid_share"], plan["valid_min_tokens"] * 3, plan["seed"]) for s in sources
-    }
+    splits = {s.name: _split(s, plan["valid_share"], plan["valid_min_tokens"] * 3, plan["seed"]) for s in sources}
     for source in sources:
         source.documents = splits[source.name][0]
     tokenizer = train_tokenizer(sources, plan["vocab_size"], plan["tokenizer_mb"], plan["seed"])
@@ -93,6 +91,6 @@ def write_work(work: Path, sources: list[Source], plan: dict[str, Any]) -> None:
     }
     (work / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     print(
-        f"  {train_at / 1e6:.2f} M train tokens, {train_at * 2 / 2**20:.1f} MiB, {time.monotonic() - start:.0f} s",
+        f"  {train_at / 1e6:.2f} M train tokens, {train_at * 2 / 2**20:.1f} MiB",
         flush=True,
     )

@@ -32,7 +32,10 @@ BLOCKS = {
     "dl",
 }
 # lines of page furniture in the manuals' HTML
-NAVIGATION = r"^(Prev|Next|Up|Home|Navigation|index|next \||previous \||.* »|« previous.*|Home \|.*|Prev .*Next|Download the ebook)$"
+NAVIGATION = (
+    r"^(Prev|Next|Up|Home|Navigation|index|next \||previous \||.* »|« previous.*|Home \|.*|Prev .*Next"
+    r"|Download the ebook)$"
+)
 SKIPPED = {"script", "style", "nav", "head", "svg", "header", "footer"}
 
 
@@ -113,9 +116,7 @@ def read_plain(path: Path) -> Iterator[str]:
 
 def read_pod(path: Path) -> Iterator[str]:
     """Perl documentation: headings and formatting codes reduced to their text."""
-    text = re.sub(
-        r"^=(head\d|item|over|back|cut|pod|encoding|for|begin|end)\b *", "", text_of(path), flags=re.M
-    )
+    text = re.sub(r"^=(head\d|item|over|back|cut|pod|encoding|for|begin|end)\b *", "", text_of(path), flags=re.M)
     for _ in range(3):
         text = re.sub(r"\b[BCFILSX]<<* *([^<>]*?) *>+", r"\1", text)
     text = re.sub(r"E<(\w+)>", lambda m: {"lt": "<", "gt": ">"}.get(m[1], ""), text)
@@ -123,7 +124,7 @@ def read_pod(path: Path) -> Iterator[str]:
 
 
 def read_man(path: Path) -> Iterator[str]:
-    """Manual pages: roff requests reduced to headings and text; pages that only include another are skipped."""
+    """Manual pages: roff reduced to headings and text; pages that only include another are skipped."""
     source = text_of(path)
     if source.startswith(".so "):
         return

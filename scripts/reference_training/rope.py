@@ -17,8 +17,8 @@ def _table(inv_freq: torch.Tensor, scale: float, positions: int) -> Tables:
 def rope_tables(config: PretrainedConfig, positions: int) -> list[Tables]:
     """Cosine and sine tables, each [S, D/2] float32.
 
-    One pair for yarn and plain rope. Three pairs for longrope: short factors, long factors, and what a decoded row
-    meets that crosses the original length (short below it, long from it on).
+    One pair for yarn and plain rope. Three pairs for longrope: short factors, long factors, and what a row
+    meets that is decoded across the original length (short below it, long from it on).
     """
     rope = config.rope_parameters
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

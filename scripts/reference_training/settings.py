@@ -21,6 +21,7 @@ class Training:
     sequence_tokens: int
     matrix_lr: float
     vector_lr: float
+    router_lr: float
     weight_decay: float
     warmup_share: float
     decay_from_share: float

@@ -20,7 +20,7 @@ def tensor_shapes(safetensors: Path) -> dict[str, list[int]]:
 
 
 def draft_bytes(shapes: dict[str, list[int]]) -> int:
-    """Bytes of a safetensors file with qweight, qzeros, scales and g_idx of every routed expert matrix, names included."""
+    """Bytes of a safetensors file with qweight, qzeros, scales and g_idx of every routed expert matrix."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     at = 0
     for name, shape in shapes.items():

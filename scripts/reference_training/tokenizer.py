@@ -12,8 +12,11 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from .corpus import Source
 
 END_OF_TEXT = "<|endoftext|>"
-# words with their leading space, single digits, punctuation runs, line ends, blanks (as Qwen's tokenizer splits)
-SPLIT = r"""(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"""
+# words with their leading space, single digits, punctuation, line ends, blanks: as Qwen's tokenizer splits
+SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def train_tokenizer(sources: list[Source], vocab_size: int, megabytes: float, seed: int) -> Tokenizer:
@@ -67,7 +70,5 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path, max_tokens: int) -> None:
 
 def token_bytes(tokenizer: Tokenizer) -> list[int]:
     """How many bytes of text each id stands for (0 for the end of a text)."""
-    alphabet_is_one_char_per_byte = [
-        tokenizer.id_to_token(i) or "" for i in range(tokenizer.get_vocab_size())
-    ]
+    alphabet_is_one_char_per_byte = [tokenizer.id_to_token(i) or "" for i in range(tokenizer.get_vocab_size())]
     return [0 if token == END_OF_TEXT else len(token) for token in alphabet_is_one_char_per_byte]

@@ -28,7 +28,7 @@ PROGRESS_S = 15.0
 
 
 class Clock:
-    """Elapsed share of the run: by steps when a step count is given, else by wall time since the first step."""
+    """Elapsed share of the run: by steps when their number is given, else by wall time since the start."""
 
     def __init__(self, started_s: float, training: Training, reserve_s: float) -> None:
         self.steps = training.steps
@@ -64,7 +64,7 @@ class LongropeRows:
 def first_loss(
     model: TrainableMoe, device: torch.device, compile_it: bool, example: tuple[Any, ...]
 ) -> tuple[Loss, bool]:
-    """The loss function, compiled when that works (tried forward and backward on `example`), else eager with a notice."""
+    """The loss function: compiled if that works on `example`, backward included, else eager with a notice."""
     if compile_it:
         try:
             compiled = torch.compile(model.loss, dynamic=False)
@@ -137,14 +137,10 @@ def train_model(
         if now - last_print_s >= PROGRESS_S or first_nll is None:
             nll_value = nll.item()
             first_nll = nll_value if first_nll is None else first_nll
-            rate = (
-                (step - 3)
-                * training.batch_rows
-                * training.sequence_tokens
-                / max(1e-9, now - (clock.first_s or now))
-            )
+            rate = (step - 3) * training.batch_rows * training.sequence_tokens / max(1e-9, now - (clock.first_s or now))
             print(
-                f"{settings.name}: {now - started_s:4.0f} s {100 * share:3.0f}% step {step} nll {nll_value:.3f} "
+                f"{settings.name}: {now - started_s:4.0f} s {100 * share:3.0f}% step {step} "
+                f"nll {nll_value:.3f} balance {balance.item():.3f} "
                 f"load max {loads.max().item():.2f} {max(0.0, rate) / 1e3:.0f} k tokens/s, "
                 f"{max(0.0, clock.end_s - now):.0f} s left",
                 flush=True,
@@ -167,7 +163,7 @@ def train_model(
 
 
 def train_command(args: argparse.Namespace) -> None:
-    """Train, round to BF16, evaluate the rounded weights, save, reload, write the card and a report beside the folder."""
+    """Train, round to BF16, evaluate that, save, reload, write the card and a report beside the folder."""
     started_s = time.monotonic() - float(os.environ.get("REFERENCE_STARTED_AGO_S", "0"))
     settings = load_settings(args.config)
     changes = {
@@ -179,9 +175,7 @@ def train_command(args: argparse.Namespace) -> None:
     training = dataclasses.replace(settings.training, **{k: v for k, v in changes.items() if v is not None})
     settings = dataclasses.replace(settings, training=training)
     device = torch.device(args.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model, figures = train_model(
-        settings, args.work, device, not args.no_compile and device.type == "cuda", started_s
-    )
+    model, figures = train_model(settings, args.work, device, not args.no_compile and device.type == "cuda", started_s)
     round_to_bf16(model)
     corpus = Corpus(args.work, torch.device("cpu"), settings.seed)
     tables = rope_tables(model.config, 512)[0]
@@ -190,9 +184,7 @@ def train_command(args: argparse.Namespace) -> None:
     save_model(model, settings, args.work, args.output)
     figures["reload_error"] = reload_error(model, args.output, corpus.valid[:128].view(1, -1))
     if figures["reload_error"] > 1e-4:
-        raise RuntimeError(
-            f"{args.output} reloads with logits off by {figures['reload_error']:.2e}, more than 1e-4"
-        )
+        raise RuntimeError(f"{args.output} reloads with logits off by {figures['reload_error']:.2e}, more than 1e-4")
     report = {"name": settings.name, "seed": settings.seed, **figures, "held_out": held_out}
     write_card(args.output, settings, corpus.manifest, report)
     report["sizes"] = folder_sizes(args.output)
@@ -202,8 +194,9 @@ def train_command(args: argparse.Namespace) -> None:
         )
     (args.output.parent / f"{settings.name}.json").write_text(json.dumps(report, indent=1) + "\n")
     print(
-        f"{settings.name}: done after {time.monotonic() - started_s:.0f} s, {figures['steps']} steps, held-out perplexity "
-        f"{held_out['perplexity']:.2f}, {held_out['bits_per_byte']:.3f} bits/byte, load {held_out['load_min']:.2f}.."
-        f"{held_out['load_max']:.2f}, {report['sizes']['total_bytes']} bytes with the draft",
+        f"{settings.name}: done after {time.monotonic() - started_s:.0f} s, {figures['steps']} steps, held-out "
+        f"perplexity {held_out['perplexity']:.2f}, {held_out['bits_per_byte']:.3f} bits/byte, "
+        f"load {held_out['load_min']:.2f}..{held_out['load_max']:.2f}, "
+        f"{report['sizes']['total_bytes']} bytes with the draft",
         flush=True,
     )

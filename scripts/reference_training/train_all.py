@@ -54,9 +54,7 @@ def train_all(args: argparse.Namespace) -> int:
         env["REFERENCE_STARTED_AGO_S"] = f"{time.monotonic() - started_s:.2f}"
         if gpus:
             env["CUDA_VISIBLE_DEVICES"] = str(i % gpus)
-        process = subprocess.Popen(
-            command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         log: list[str] = []
         thread = threading.Thread(target=_follow, args=(process, log), daemon=True)
         thread.start()
@@ -75,15 +73,20 @@ def train_all(args: argparse.Namespace) -> int:
         with tarfile.open(args.output / f"{name}.tar", "w") as tar:
             tar.add(models / name, arcname=name)
     (args.output / "report.json").write_text(json.dumps(reports, indent=1) + "\n")
-    print(
-        f"\n{'model':18} {'steps':>7} {'M tokens':>9} {'perplexity':>10} {'bits/byte':>9} {'load':>11} {'bytes':>10} {'with draft':>10}"
-    )
+    columns = ("model", "steps", "M tokens", "perplexity", "bits/byte", "load", "bytes", "with draft")
+    print("\n" + "".join(f"{c:>12}" if i else f"{c:18}" for i, c in enumerate(columns)))
     for r in reports:
         held, sizes = r["held_out"], r["sizes"]
-        print(
-            f"{r['name']:18} {r['steps']:7d} {r['tokens'] / 1e6:9.1f} {held['perplexity']:10.2f} {held['bits_per_byte']:9.3f} "
-            f"{held['load_min']:5.2f}-{held['load_max']:5.2f} {sizes['files_bytes']:10d} {sizes['total_bytes']:10d}"
+        cells = (
+            str(r["steps"]),
+            f"{r['tokens'] / 1e6:.1f}",
+            f"{held['perplexity']:.2f}",
+            f"{held['bits_per_byte']:.3f}",
+            f"{held['load_min']:.2f}-{held['load_max']:.2f}",
+            str(sizes["files_bytes"]),
+            str(sizes["total_bytes"]),
         )
+        print(f"{r['name']:18}" + "".join(f"{c:>12}" for c in cells))
     if failed:
         print(f"failed: {', '.join(failed)} (see train.log)")
     print(f"{time.monotonic() - started_s:.0f} s in all")
