@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.link import BusyInterval, LinkCounters, Priority, Transfer, TransferState
+from specter_core.memory.link_thread import LinkThread
 from specter_core.memory.slot_buffer import SlotBuffer
 from specter_core.memory.token_bucket import TokenBucket
 from specter_core.memory.transfer_queue import PIECE_BYTES, Piece, TransferQueue
@@ -48,11 +48,8 @@ class CpuLink:
         self._clock_ns = clock_ns
         self._sleep_s = sleep_s
         self._rate = rate_bytes_per_s if rate_bytes_per_s is not None else self._measure_rate()
-        self._queue = TransferQueue(piece_bytes)
-        self._error: BaseException | None = None
-        self._closing = False
-        self._thread = threading.Thread(target=self._run, name="specter-link", daemon=True)
-        self._thread.start()
+        self._queue = TransferQueue(piece_bytes, in_flight=1)
+        self._thread = LinkThread(self._queue, self._start, self._finish, in_flight=1)
 
     @property
     def entry_bytes(self) -> int:
@@ -63,15 +60,14 @@ class CpuLink:
         return self._rate
 
     def submit(self, key: ExpertKey, slot: int, priority: Priority) -> Transfer:
-        self._raise_error()
-        assert not self._closing, "link is closed"
+        self._thread.raise_error()
+        assert not self._thread.closed, "link is closed"
         transfer = Transfer(key, slot, self._slots.entry_bytes, priority, queued_ns=self._clock_ns())
         self._queue.submit(transfer)
         return transfer
 
     def promote(self, transfer: Transfer) -> None:
-        if self._queue.promote(transfer):
-            self.counters.promoted += 1
+        self.counters.promoted += self._queue.promote(transfer)
 
     def reorder(self, transfers: Sequence[Transfer]) -> None:
         self._queue.reorder(transfers)
@@ -82,16 +78,12 @@ class CpuLink:
         return cancelled
 
     def done(self, transfer: Transfer) -> bool:
-        self._raise_error()
+        self._thread.raise_error()
         return transfer.state is TransferState.DONE
 
     def wait(self, transfer: Transfer) -> int:
-        assert transfer.state is not TransferState.CANCELLED, transfer
         start_ns = self._clock_ns()
-        if transfer.state is not TransferState.DONE:
-            with self._queue.ready:
-                self._queue.ready.wait_for(lambda: transfer.state is TransferState.DONE or self._error is not None)
-        self._raise_error()
+        self._thread.wait(transfer)
         return self._clock_ns() - start_ns
 
     def idle(self) -> bool:
@@ -99,59 +91,33 @@ class CpuLink:
 
     def drain(self) -> None:
         """Wait until everything submitted has arrived."""
-        with self._queue.ready:
-            self._queue.ready.wait_for(lambda: self._queue.idle() or self._error is not None)
-        self._raise_error()
+        self._thread.drain()
 
     def close(self) -> None:
         """Stop after the piece under way and join the thread. Idempotent."""
-        with self._queue.ready:
-            self._closing = True
-            self._queue.ready.notify_all()
-        self._thread.join()
+        self._thread.close()
 
-    def _raise_error(self) -> None:
-        if self._error is not None:
-            raise self._error
-
-    def _run(self) -> None:
-        try:
-            while (piece := self._take()) is not None:
-                self._move(piece)
-        except BaseException as error:  # handed to the caller's next call
-            with self._queue.ready:
-                self._error = error
-                self._queue.ready.notify_all()
-
-    def _take(self) -> Piece | None:
-        """Sleep until there is a piece; None when the link closes."""
-        with self._queue.ready:
-            while not self._closing:
-                piece = self._queue.next_piece()
-                if piece is not None:
-                    return piece
-                self._queue.ready.wait()
-        return None
-
-    def _move(self, piece: Piece) -> None:
+    def _start(self, piece: Piece) -> None:
+        """Reserve the piece's time on the link; the copy itself happens in `_finish`."""
         transfer = piece.transfer
-        start_ns = self._clock_ns()
-        deadline_ns = start_ns
+        self._started_ns = self._deadline_ns = self._clock_ns()
         if piece.offset == 0:
-            transfer.issued_ns = start_ns
+            transfer.issued_ns = self._started_ns
         if self._bucket is not None:
-            deadline_ns = self._bucket.reserve(piece.bytes, transfer.queued_ns, start_ns)
+            self._deadline_ns = self._bucket.reserve(piece.bytes, transfer.queued_ns, self._started_ns)
+
+    def _finish(self, piece: Piece) -> None:
+        transfer = piece.transfer
         if self._delay is not None and piece.offset == 0:
             self._sleep_s(self._delay(transfer))
         self._copy(piece)
-        while (left_ns := deadline_ns - self._clock_ns()) > 0:
+        while (left_ns := self._deadline_ns - self._clock_ns()) > 0:
             self._sleep_s(left_ns / 1e9)
         end_ns = self._clock_ns()
-        self._account(piece, start_ns, end_ns)
+        self._account(piece, self._started_ns, end_ns)
         if piece.last:
             self._check(transfer)
             transfer.done_ns = end_ns
-        self._queue.piece_arrived(piece)
 
     def _copy(self, piece: Piece) -> None:
         source = self._store.entry(piece.transfer.key).data_ptr() + piece.offset
@@ -169,16 +135,16 @@ class CpuLink:
         self.counters.transfers += piece.last
         self.counters.busy_ns += end_ns - start_ns
         if self._record:
-            interval = BusyInterval(start_ns, end_ns, piece.transfer.key, piece.transfer.priority, piece.bytes)
+            transfer = piece.transfer
+            interval = BusyInterval(start_ns, end_ns, transfer.key, transfer.priority, piece.bytes)
             self.counters.intervals.append(interval)
 
     def _measure_rate(self) -> float:
         """Best of five copies of one entry into slot 0 (before the link is used)."""
-        probe = Piece(
-            Transfer(ExpertKey(0, 0), 0, self._slots.entry_bytes, Priority.DEMAND), 0, self._slots.entry_bytes
-        )
+        size = self._slots.entry_bytes
+        probe = Piece(Transfer(ExpertKey(0, 0), 0, size, Priority.DEMAND), 0, size)
         best_ns = min(self._timed_copy(probe) for _ in range(5))
-        return self._slots.entry_bytes * 1e9 / max(1, best_ns)
+        return size * 1e9 / max(1, best_ns)
 
     def _timed_copy(self, piece: Piece) -> int:
         start_ns = self._clock_ns()

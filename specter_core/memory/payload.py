@@ -97,23 +97,26 @@ class PayloadLayout:
         entry[self.entry_bytes - TRAILER_BYTES :] = trailer
 
     def check(self, entry: Tensor, key: ExpertKey) -> None:
-        """Raise WrongExpertError unless the entry's trailer names `key`, this encoding and this size. Reads
-        32 bytes.
+        """Raise WrongExpertError unless the entry's trailer names `key`, this encoding and size. Reads 32
+        bytes.
         """
-        magic, layer, expert, encoding, _, size, _ = self._trailer(entry)
+        self.check_trailer(entry[self.entry_bytes - TRAILER_BYTES :], key)
+
+    def check_trailer(self, trailer: Tensor, key: ExpertKey) -> None:
+        """`check` for a trailer alone: uint8 [32]."""
+        magic, layer, expert, encoding, _, size, _ = _TRAILER.unpack(trailer.cpu().numpy().tobytes())
         if magic != _MAGIC:
             raise WrongExpertError(f"slot asked for layer {key.layer} expert {key.expert} holds no complete expert")
-        found = (layer, expert, encoding, size)
-        if found != (key.layer, key.expert, ENCODING_IDS[self.encoding], self._size_check):
+        wanted = (key.layer, key.expert, ENCODING_IDS[self.encoding], self._size_check)
+        if (layer, expert, encoding, size) != wanted:
             raise WrongExpertError(
-                f"slot asked for layer {key.layer} expert {key.expert} "
-                f"encoding {ENCODING_IDS[self.encoding]} "
-                f"holds layer {layer} expert {expert} encoding {encoding}"
+                f"slot asked for layer {key.layer} expert {key.expert} encoding {wanted[2]} size {wanted[3]} "
+                f"holds layer {layer} expert {expert} encoding {encoding} size {size}"
             )
 
     def verify_crc(self, entry: Tensor) -> None:
         """Raise WrongExpertError when the payload's CRC-32 is not the trailer's. Reads the whole payload."""
-        stored = self._trailer(entry)[4]
+        stored = _TRAILER.unpack(entry[self.entry_bytes - TRAILER_BYTES :].cpu().numpy().tobytes())[4]
         computed = self._crc(entry)
         if stored != computed:
             raise WrongExpertError(f"expert payload is damaged: crc32 {computed:08x}, trailer says {stored:08x}")
@@ -124,7 +127,3 @@ class PayloadLayout:
 
     def _crc(self, entry: Tensor) -> int:
         return zlib.crc32(entry[: self.payload_bytes].cpu().numpy().data)
-
-    def _trailer(self, entry: Tensor) -> tuple[bytes, int, int, int, int, int, int]:
-        raw = bytes(entry[self.entry_bytes - TRAILER_BYTES :].cpu().numpy())
-        return _TRAILER.unpack(raw)

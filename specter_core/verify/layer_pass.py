@@ -14,9 +14,11 @@ from specter_core.verify.ops import Copy, Gemm, Op, Release, Source, WaitSlotFre
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """Needed experts of a layer: rows routed to each; resident, loading (in order of arrival) and absent
-    ones; which were
-    late (some may be absent again); slots of the resident and loading ones."""
+    """Needed experts of a layer.
+
+    rows: rows routed to each. hits: resident; loading: in order of arrival; absent: the rest. late: those
+    whose load was under way when the router spoke (some may be absent again). slot_of: of hits and loading.
+    """
 
     layer: int
     rows: Mapping[int, int]
