@@ -108,9 +108,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_prefill_and_steps_and_ragged_verification_match_transformers(
-    name: str, checkpoints: dict[str, Path]
-) -> None:
+def test_prefill_and_steps_and_ragged_verification_match_transformers(name: str, checkpoints: dict[str, Path]) -> None:
     ours, model = Ours(checkpoints[name]), load_reference(checkpoints[name])
     vocab = ours.decoder.config.vocab_size
     lengths = (90, 33, 150)  # 90 and 150 lie beyond the original rope length of the yarn models
@@ -152,9 +150,7 @@ def test_greedy_tokens_equal_those_of_transformers_for_64_steps(family: str, tmp
     logits = ours.run(prompt, Rows.prefill(0, 0, 40, 40))[0, -1:]
     found = [int(argmax_lowest(logits))]
     for step in range(63):
-        found.append(
-            int(argmax_lowest(ours.run(torch.tensor([[found[-1]]]), Rows.decode([40 + step], 1))[0]))
-        )
+        found.append(int(argmax_lowest(ours.run(torch.tensor([[found[-1]]]), Rows.decode([40 + step], 1))[0])))
     assert found == expected
     assert len(set(found)) > 16, "the tiny model's text must vary, or equality shows little"
 

@@ -148,9 +148,7 @@ def test_attention_is_invariant_and_close_to_float64(shape: tuple[int, int, int,
                     continue
                 counts = [0, steps, 3]
                 rows = Rows.decode([7, start, 100], steps, counts)
-                query = torch.stack(
-                    [q[0, 7 : 7 + steps], q[1, start : start + steps], q[2, 100 : 100 + steps]]
-                )
+                query = torch.stack([q[0, 7 : 7 + steps], q[1, start : start + steps], q[2, 100 : 100 + steps]])
                 together = attention(query.flatten(0, 1), k, v, rows, scale).unflatten(0, (3, steps))
                 assert torch.equal(together[1, step], alone), (at, steps, step)
                 assert not together[0].any()
@@ -163,9 +161,7 @@ def test_attention_never_reads_behind_a_rows_own_position(shape: tuple[int, int,
         expected = attention(q[0, at : at + 1], k, v, Rows.decode([at], 1), 0.2)
         poisoned_k, poisoned_v = k.clone(), v.clone()
         poisoned_k[:, at + 1 :], poisoned_v[:, at + 1 :] = torch.nan, torch.inf
-        assert torch.equal(
-            attention(q[0, at : at + 1], poisoned_k, poisoned_v, Rows.decode([at], 1), 0.2), expected
-        )
+        assert torch.equal(attention(q[0, at : at + 1], poisoned_k, poisoned_v, Rows.decode([at], 1), 0.2), expected)
         changed_k, changed_v = k.clone(), v.clone()
         changed_k[:, at + 1 :] += 3.0
         changed_v[:, at + 1 :] -= 5.0
@@ -183,9 +179,7 @@ def test_argmax_and_routers_give_ties_to_the_lowest_id() -> None:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_checkpoint(
-        request.param, tmp_path_factory.mktemp(request.param), layers=2, original_positions=64
-    )
+    return tiny_checkpoint(request.param, tmp_path_factory.mktemp(request.param), layers=2, original_positions=64)
 
 
 def test_whole_passes_are_bit_identical_for_every_batch_and_step_count(folder: Path) -> None:
@@ -205,9 +199,7 @@ def test_whole_passes_are_bit_identical_for_every_batch_and_step_count(folder: P
     for text, length in zip(texts, lengths, strict=True):
         kv = KVCache(decoder.config, 1, 120, "cpu", torch.float32)
         run(kv, text[None, :length], Rows.prefill(0, 0, length, length))
-        steps = [
-            run(kv, text[None, n : n + 1], Rows.decode([n], 1))[0, 0] for n in range(length, length + 40)
-        ]
+        steps = [run(kv, text[None, n : n + 1], Rows.decode([n], 1))[0, 0] for n in range(length, length + 40)]
         alone.append(torch.stack(steps))
 
     for pattern in ([1], [17], [5, 2, 16], [4, 1, 1, 9]):
@@ -219,9 +211,7 @@ def test_whole_passes_are_bit_identical_for_every_batch_and_step_count(folder: P
         while any(kv.boundaries[row] < lengths[row] + 40 for row in range(3)):
             steps = pattern[turn % len(pattern)]
             left = [lengths[row] + 40 - kv.boundaries[row] for row in range(3)]
-            counts = [
-                min(steps, n) if row != turn % 3 else min(n, steps // 2 + 1) for row, n in enumerate(left)
-            ]
+            counts = [min(steps, n) if row != turn % 3 else min(n, steps // 2 + 1) for row, n in enumerate(left)]
             tokens = torch.zeros(3, steps, dtype=torch.int64)
             for row, count in enumerate(counts):
                 tokens[row, :count] = texts[row, kv.boundaries[row] : kv.boundaries[row] + count]
@@ -237,7 +227,7 @@ def test_whole_passes_are_bit_identical_for_every_batch_and_step_count(folder: P
 @pytest.mark.parametrize(
     "environment",
     [
-        {"OMP_NUM_THREADS": "2"},
+        {"OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"},
         {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2"},
         {
             "ATEN_CPU_CAPABILITY": "default",
@@ -250,7 +240,5 @@ def test_rows_are_invariant_under_other_thread_counts_and_instruction_sets(
     environment: dict[str, str],
 ) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", __file__]
-    result = subprocess.run(
-        command, env=os.environ | environment, capture_output=True, text=True, check=False
-    )
+    result = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stdout[-3000:]

@@ -107,9 +107,7 @@ def tiny_config(
 
 def tiny_model(config: transformers.PretrainedConfig, *, seed: int = 0) -> transformers.PreTrainedModel:
     """A float32 model whose tokens vary and whose routing is diverse: weights larger than the usual init."""
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, dtype=torch.float32, attn_implementation="eager"
-    )
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -77,9 +77,7 @@ class LatentAttention:
     2.1).
     """
 
-    def __init__(
-        self, layer: int, config: ModelConfig, mla: MLAConfig, source: TensorSource, ops: DecoderOps
-    ) -> None:
+    def __init__(self, layer: int, config: ModelConfig, mla: MLAConfig, source: TensorSource, ops: DecoderOps) -> None:
         prefix = f"model.layers.{layer}.self_attn"
         heads = config.heads
         self._layer = layer
@@ -136,9 +134,7 @@ class LatentAttention:
         absorbed = self._ops.head_linear(query_nope.unflatten(1, (heads, mla.nope_dim)), self._key_up)[:count]
         query = torch.cat([absorbed, pe[:, :heads]], dim=2).unsqueeze(1)  # [R, 1, heads, rank + rope]
         entries = buffer.unsqueeze(2)  # one KV head
-        mixed = self._ops.attention(
-            query, entries, entries[..., : mla.kv_rank], rows, self._config.attention_scale
-        )
+        mixed = self._ops.attention(query, entries, entries[..., : mla.kv_rank], rows, self._config.attention_scale)
         values = self._ops.head_linear(mixed.squeeze(1), self._value_up)  # [R, heads, v]
         return self._ops.linear(values.flatten(1), self._output, self._output_bias)
 

@@ -10,7 +10,7 @@ import json
 import math
 import os
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
@@ -61,9 +61,7 @@ class Checkpoint:
         else:
             shards = sorted(path.name for path in self.model_dir.glob("*.safetensors"))
         if not shards:
-            raise UserError(
-                f"{self.model_dir} holds no *.safetensors files; download or convert the checkpoint"
-            )
+            raise UserError(f"{self.model_dir} holds no *.safetensors files; download or convert the checkpoint")
         missing = [shard for shard in shards if not (self.model_dir / shard).exists()]
         if missing:
             raise UserError(
@@ -74,9 +72,7 @@ class Checkpoint:
             self._tensors.update(_read_header(self.model_dir / shard))
         for name, shard in (weight_map or {}).items():
             if name not in self._tensors:
-                raise UserError(
-                    f"{shard} does not hold {name}, though {index.name} says so; download it again"
-                )
+                raise UserError(f"{shard} does not hold {name}, though {index.name} says so; download it again")
 
     @property
     def names(self) -> frozenset[str]:
@@ -85,18 +81,14 @@ class Checkpoint:
     def info(self, name: str) -> TensorInfo:
         """UserError when the checkpoint has no such tensor."""
         if name not in self._tensors:
-            raise UserError(
-                f"{self.model_dir} has no tensor {name} ({len(self._tensors)} others); download it again"
-            )
+            raise UserError(f"{self.model_dir} has no tensor {name} ({len(self._tensors)} others); download it again")
         return self._tensors[name]
 
     def dtype(self, name: str) -> torch.dtype:
         """UserError for a dtype that this program cannot read (fp8 and the like)."""
         info = self.info(name)
         if info.dtype not in _DTYPES:
-            raise UserError(
-                f"{name} has dtype {info.dtype}, known: {', '.join(_DTYPES)}; convert the checkpoint"
-            )
+            raise UserError(f"{name} has dtype {info.dtype}, known: {', '.join(_DTYPES)}; convert the checkpoint")
         return _DTYPES[info.dtype]
 
     def tensor(self, name: str) -> Tensor:
@@ -124,9 +116,7 @@ class Checkpoint:
                 raise UserError(f"{info.shard} ended inside {name}; the file changed, download it again")
             done += got
 
-    def require(
-        self, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, str] | None = None
-    ) -> None:
+    def require(self, expected: Mapping[str, tuple[int, ...]], found: Mapping[str, str] | None = None) -> None:
         """Every expected tensor is here with its shape, under its own name or the one in `found`; else
         UserError.
         """
@@ -165,20 +155,6 @@ class Checkpoint:
         return descriptor
 
 
-def find_names(
-    checkpoint: Checkpoint, expected: Iterable[str], aliases: Mapping[str, tuple[str, ...]]
-) -> dict[str, str]:
-    """Official name -> name in the checkpoint, for names that are there under themselves or an alias."""
-    names = checkpoint.names
-    found = {}
-    for name in expected:
-        for candidate in (name, *aliases.get(name, ())):
-            if candidate in names:
-                found[name] = candidate
-                break
-    return found
-
-
 def _read_index(path: Path) -> dict[str, str]:
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
@@ -205,13 +181,9 @@ def _read_header(path: Path) -> dict[str, TensorInfo]:
         shape = tuple(entry["shape"])
         width = _DTYPES[entry["dtype"]].itemsize if entry["dtype"] in _DTYPES else None
         if width is not None and stop - start != math.prod(shape) * width:
-            raise UserError(
-                f"{path}: {name} spans {stop - start} bytes, its shape needs another size; download again"
-            )
+            raise UserError(f"{path}: {name} spans {stop - start} bytes, its shape needs another size; download again")
         tensors[name] = TensorInfo(path.name, 8 + length + start, stop - start, shape, entry["dtype"])
         end = max(end, stop)
     if size < 8 + length + end:
-        raise UserError(
-            f"{path} is truncated: {size} bytes, its header needs {8 + length + end}; download it again"
-        )
+        raise UserError(f"{path} is truncated: {size} bytes, its header needs {8 + length + end}; download it again")
     return tensors

@@ -122,9 +122,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         assert self.heads % self.kv_heads == 0
         if not 1 <= self.top_k <= self.num_experts:
-            raise UserError(
-                f"top-k {self.top_k} of {self.num_experts} experts is impossible; correct config.json"
-            )
+            raise UserError(f"top-k {self.top_k} of {self.num_experts} experts is impossible; correct config.json")
         if self.expert_width % 2 or self.shared_width % 2 or self.dense_width % 2 or self.rope.dim % 2:
             raise UserError(
                 f"odd widths ({self.expert_width}, shared {self.shared_width}, dense {self.dense_width},"
@@ -206,9 +204,7 @@ class Fields:
     def require_silu(self) -> None:
         act = self._raw.get("hidden_act", "silu")
         if act != "silu":
-            raise UserError(
-                f"config.json: hidden_act {act!r} is not supported, known: 'silu'; use another model"
-            )
+            raise UserError(f"config.json: hidden_act {act!r} is not supported, known: 'silu'; use another model")
 
     def eos_ids(self) -> tuple[int, ...]:
         value = self._raw.get("eos_token_id")
@@ -221,13 +217,9 @@ class Fields:
         return None if value is None else int(value)
 
     def dtype(self) -> torch.dtype:
-        name = str(self._raw.get("dtype") or self._raw.get("torch_dtype") or "bfloat16").removeprefix(
-            "torch."
-        )
+        name = str(self._raw.get("dtype") or self._raw.get("torch_dtype") or "bfloat16").removeprefix("torch.")
         if name not in _DTYPES:
-            raise UserError(
-                f"config.json: dtype {name!r} is not supported, known: {', '.join(_DTYPES)}; convert it"
-            )
+            raise UserError(f"config.json: dtype {name!r} is not supported, known: {', '.join(_DTYPES)}; convert it")
         return _DTYPES[name]
 
     def rope_parameters(self) -> dict[str, Any]:

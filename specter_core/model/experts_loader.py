@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock, local
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from specter_core.errors import UserError
 from specter_core.model.checkpoint import Checkpoint
 from specter_core.model.config import ModelConfig
 from specter_core.model.families import family_named
-from specter_core.model.family import Family, expert_tensors
+from specter_core.model.family import fused_expert_names
 from specter_core.model.plain_forward import ExpertWeights
 from specter_core.model.tensor_source import FLOAT_DTYPES, resolve
 from specter_core.types import ExpertKey
@@ -38,18 +38,62 @@ class Store(Protocol):
     def entry(self, key: ExpertKey) -> Tensor: ...
 
 
+class Part(NamedTuple):
+    """Where one matrix of an expert lies: rows first_row, first_row + 1, … of the tensor, leading dims
+    flattened.
+    """
+
+    name: str
+    first_row: int
+
+
+def locate(checkpoint: Checkpoint, config: ModelConfig, key: ExpertKey) -> tuple[Part, Part, Part]:
+    """gate, up, down of an expert: per-expert tensors (official or alias names), or slices of the fused
+    ones that transformers 5 writes with save_original_format=False. UserError when neither is there.
+    """
+    family = family_named(config.family)
+    layer = config.moe_layers[key.layer]
+    fused = fused_expert_names(layer)
+    if fused.gate_up in checkpoint.names:
+        row = key.expert * 2 * config.expert_width
+        gate, up = Part(fused.gate_up, row), Part(fused.gate_up, row + config.expert_width)
+        return gate, up, Part(fused.down, key.expert * config.hidden)
+    gate_name, up_name, down_name = (
+        resolve(checkpoint, family, name) for name in family.expert_names(layer, key.expert)
+    )
+    return Part(gate_name, 0), Part(up_name, 0), Part(down_name, 0)
+
+
 def expert_dtype(checkpoint: Checkpoint, config: ModelConfig) -> torch.dtype:
     """The dtype in which the routed experts are stored. UserError when it is no float (or the expert is
     absent).
     """
-    family = family_named(config.family)
-    name = resolve(checkpoint, family, family.expert_names(config.moe_layers[0], 0).gate)
+    name = locate(checkpoint, config, ExpertKey(0, 0))[0].name
     dtype = checkpoint.dtype(name)
     if dtype not in FLOAT_DTYPES:
-        raise UserError(
-            f"{name} has dtype {dtype}, a target needs BF16, F16 or F32; give an unquantized checkpoint"
-        )
+        raise UserError(f"{name} has dtype {dtype}, a target needs BF16, F16 or F32; give the original checkpoint")
     return dtype
+
+
+def check_experts(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> None:
+    """Every routed expert's tensors are there, with their shapes and this dtype; else UserError."""
+    wide, tall = (config.expert_width, config.hidden), (config.hidden, config.expert_width)
+    for layer, decoder_layer in enumerate(config.moe_layers):
+        fused = fused_expert_names(decoder_layer)
+        if fused.gate_up in checkpoint.names:
+            shapes: dict[str, tuple[int, ...]] = {
+                fused.gate_up: (config.num_experts, 2 * config.expert_width, config.hidden),
+                fused.down: (config.num_experts, *tall),
+            }
+        else:
+            shapes = {}
+            for expert in range(config.num_experts):
+                names = (part.name for part in locate(checkpoint, config, ExpertKey(layer, expert)))
+                shapes.update(zip(names, (wide, wide, tall), strict=True))
+        checkpoint.require(shapes)
+        for name in shapes:
+            if checkpoint.dtype(name) != dtype:
+                raise UserError(f"{name} has dtype {checkpoint.dtype(name)}, not {dtype}; convert the checkpoint")
 
 
 class ExpertReader:
@@ -58,32 +102,16 @@ class ExpertReader:
     def __init__(self, checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> None:
         self._checkpoint = checkpoint
         self._config = config
-        self._family: Family = family_named(config.family)
         wide = (config.expert_width, config.hidden)
         self._buffers = ExpertWeights(
-            torch.empty(wide, dtype=dtype),
-            torch.empty(wide, dtype=dtype),
-            torch.empty(wide[::-1], dtype=dtype),
+            torch.empty(wide, dtype=dtype), torch.empty(wide, dtype=dtype), torch.empty(wide[::-1], dtype=dtype)
         )
 
     def read(self, key: ExpertKey) -> ExpertWeights:
         """The expert's tensors, valid until the next read."""
-        names = self._family.expert_names(self._config.moe_layers[key.layer], key.expert)
-        for name, buffer in zip(names, self._buffers, strict=True):
-            self._checkpoint.read_into(resolve(self._checkpoint, self._family, name), buffer)
+        for part, buffer in zip(locate(self._checkpoint, self._config, key), self._buffers, strict=True):
+            self._checkpoint.read_into(part.name, buffer, part.first_row)
         return self._buffers
-
-
-def check_experts(checkpoint: Checkpoint, config: ModelConfig, dtype: torch.dtype) -> None:
-    """Every routed expert's tensors are there, with their shapes and this dtype; else UserError."""
-    family = family_named(config.family)
-    for name, shape in expert_tensors(family, config).items():
-        actual = resolve(checkpoint, family, name)
-        checkpoint.require({name: shape}, {name: actual})
-        if checkpoint.dtype(actual) != dtype:
-            raise UserError(
-                f"{actual} has dtype {checkpoint.dtype(actual)}, others {dtype}; convert the checkpoint"
-            )
 
 
 def read_experts(checkpoint: Checkpoint, config: ModelConfig) -> dict[ExpertKey, ExpertWeights]:

@@ -47,9 +47,20 @@ class Family(Protocol):
         """Other names under which tools save the tensor with this official name."""
         ...
 
-    def build_layers(
-        self, config: ModelConfig, source: TensorSource, ops: DecoderOps
-    ) -> list[DecoderLayer]: ...
+    def build_layers(self, config: ModelConfig, source: TensorSource, ops: DecoderOps) -> list[DecoderLayer]: ...
+
+
+class FusedNames(NamedTuple):
+    """transformers 5's in-memory names of a layer's experts: gate_up [E, 2·I, H], down [E, H, I]."""
+
+    gate_up: str
+    down: str
+
+
+def fused_expert_names(layer: int) -> FusedNames:
+    """The same in every family served so far."""
+    prefix = f"model.layers.{layer}.mlp.experts"
+    return FusedNames(f"{prefix}.gate_up_proj", f"{prefix}.down_proj")
 
 
 def expert_tensors(family: Family, config: ModelConfig) -> dict[str, tuple[int, ...]]:

@@ -53,5 +53,8 @@ def row_invariant_bmm(x: Tensor, w: Tensor) -> Tensor:
 
 
 def silu(x: Tensor) -> Tensor:
-    """x·sigmoid(x) from exp, add and divide: torch's own silu rounds differently at the end of a tensor."""
-    return x / (1.0 + torch.exp(-x))
+    """x·sigmoid(x) in float32 from exp, add and divide: torch's own silu rounds differently at the end of
+    a tensor.
+    """
+    value = x.float()
+    return (value / (1.0 + torch.exp(-value))).to(x.dtype)

@@ -19,9 +19,7 @@ class SwiGLU:
     is.
     """
 
-    def __init__(
-        self, gate_up: Tensor, down: Tensor, ops: DecoderOps, scalar_gate: Tensor | None = None
-    ) -> None:
+    def __init__(self, gate_up: Tensor, down: Tensor, ops: DecoderOps, scalar_gate: Tensor | None = None) -> None:
         self._width = down.shape[1]
         self._gated = scalar_gate is not None
         if scalar_gate is not None:

@@ -48,9 +48,7 @@ class PlainRoutedExperts:
         return total
 
 
-def plain_forward(
-    decoder: Decoder, experts: RoutedExperts, tokens: Tensor, kv: KVCache, rows: Rows
-) -> Tensor:
+def plain_forward(decoder: Decoder, experts: RoutedExperts, tokens: Tensor, kv: KVCache, rows: Rows) -> Tensor:
     """tokens int64 [B, T] -> the last layer's x [R, H]. Writes KV; boundaries stay where they are."""
     x = decoder.embed(tokens)
     for layer in decoder.layers:

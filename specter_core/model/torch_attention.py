@@ -57,9 +57,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float) -> Tens
             out[tile.sequence, tile.start : tile.stop, 0] = result
         else:
             steps = tile.stop - tile.start
-            out[tile.sequence, tile.start : tile.stop] = result.unflatten(1, (-1, group)).transpose(0, 1)[
-                :steps
-            ]
+            out[tile.sequence, tile.start : tile.stop] = result.unflatten(1, (-1, group)).transpose(0, 1)[:steps]
     return out.flatten(0, 1).to(q.dtype)
 
 
@@ -69,10 +67,7 @@ def _attend(items: Tensor, k: Tensor, v: Tensor, tile: Tile, scale: float) -> Te
     """
     count = items.shape[0]
     scores = torch.stack(
-        [
-            torch.bmm(items, _block(k, block).permute(1, 2, 0).expand(count, -1, -1))
-            for block in range(tile.blocks)
-        ]
+        [torch.bmm(items, _block(k, block).permute(1, 2, 0).expand(count, -1, -1)) for block in range(tile.blocks)]
     )  # [blocks, n, M, 64]
     scores.mul_(scale).masked_fill_(tile.masked, -torch.inf)
     highest = scores.amax(dim=(0, 3), keepdim=True).clamp_(min=_LOWEST)  # [1, n, M, 1]

@@ -38,7 +38,7 @@ class TorchOps:
         return silu(gate) * up
 
     def sigmoid(self, x: Tensor) -> Tensor:
-        return 1.0 / (1.0 + torch.exp(-x))
+        return (1.0 / (1.0 + torch.exp(-x.float()))).to(x.dtype)
 
     def softmax(self, scores: Tensor) -> Tensor:
         return torch.softmax(scores, dim=-1, dtype=torch.float32)

@@ -67,9 +67,7 @@ class KVCache:
         """Store entries [R, …] of a pass at their rows' positions; invalid rows go to the dump entry."""
         assert rows.last < self.capacity and rows.kv_start + rows.batch <= self.batch
         flat = buffer.flatten(0, 1)  # [B·(S_max+1), …]
-        flat.index_copy_(
-            0, rows.once(("kv", self.capacity), lambda: self._slots(rows)), entries.to(buffer.dtype)
-        )
+        flat.index_copy_(0, rows.once(("kv", self.capacity), lambda: self._slots(rows)), entries.to(buffer.dtype))
 
     def _slots(self, rows: Rows) -> Tensor:
         sequence = torch.arange(rows.batch, device=rows.positions.device).unsqueeze(1) + rows.kv_start

@@ -176,11 +176,7 @@ def _read_rope(fields: Fields, dim: int) -> tuple[RopeConfig, float]:
     scale = raw.get("attention_factor")
     if scale is None:
         both = mscale and mscale_all
-        scale = (
-            yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all)
-            if both
-            else yarn_mscale(factor, 1.0)
-        )
+        scale = yarn_mscale(factor, mscale) / yarn_mscale(factor, mscale_all) if both else yarn_mscale(factor, 1.0)
     rope = RopeConfig(
         dim,
         theta,
@@ -211,9 +207,7 @@ def _read_router(fields: Fields) -> RouterConfig:
     scaling = fields.number("routed_scaling_factor", 1.0)
     if method == "greedy":
         return RouterConfig(scaling=scaling)
-    return RouterConfig(
-        scaling=scaling, groups=fields.integer("n_group"), top_groups=fields.integer("topk_group")
-    )
+    return RouterConfig(scaling=scaling, groups=fields.integer("n_group"), top_groups=fields.integer("topk_group"))
 
 
 FAMILY = DeepseekV2()

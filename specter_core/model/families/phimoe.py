@@ -126,8 +126,7 @@ def _read_rope(fields: Fields, dim: int, positions: int) -> RopeConfig:
         return RopeConfig(dim, theta)
     if kind != "longrope":
         raise UserError(
-            f"config.json: rope type {kind!r} is not supported here, known: default, longrope;"
-            " use another model"
+            f"config.json: rope type {kind!r} is not supported here, known: default, longrope; use another model"
         )
     short, long = tuple(map(float, raw["short_factor"])), tuple(map(float, raw["long_factor"]))
     if len(short) != dim // 2 or len(long) != dim // 2:

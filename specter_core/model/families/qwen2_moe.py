@@ -35,8 +35,7 @@ class Qwen2Moe:
         rope = fields.rope_parameters()
         if rope["rope_type"] != "default":
             raise UserError(
-                f"config.json: rope type {rope['rope_type']!r} is not supported here, known: default;"
-                " use another model"
+                f"config.json: rope type {rope['rope_type']!r} is not supported here, known: default; use another model"
             )
         heads = fields.integer("num_attention_heads")
         head_dim = fields.integer("head_dim", fields.integer("hidden_size") // heads)
