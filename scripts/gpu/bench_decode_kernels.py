@@ -1,0 +1,194 @@
+"""Time the decode kernels on CUDA: python -m scripts.gpu.bench_decode_kernels [--models a,b] [--sweep]
+
+Prints the HBM ceiling first (measured here), then per kernel the time under CUDA graphs with weights rotated beyond the
+L2, the floor (its bytes over the ceiling) and their ratio; the last line is one JSON object. Writes decode_kernels.csv
+to $OUT (or outputs/). A case that fails is a row that says why. --sweep times candidate tiles of the linear layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+import torch  # noqa: E402
+
+L2_BYTES = 200_000_000
+MIN_LAUNCHES = 24
+FIELDS = ("model", "kernel", "rows", "us", "floor_us", "ratio", "tb_per_s", "bytes", "note")
+
+
+def ceiling_tb_per_s() -> dict[str, float]:
+    """Best of a large copy (read + write) and a large read, in 1e12 bytes/s."""
+    data = torch.empty(2_000_000_000 // 4, dtype=torch.float32, device="cuda").normal_()
+    target = torch.empty_like(data)
+    copy_us = event_us(lambda: target.copy_(data), 10)
+    read_us = event_us(lambda: torch.amax(data), 10)
+    return {"copy": 2 * data.nbytes / copy_us / 1e6, "read": data.nbytes / read_us / 1e6}
+
+
+def event_us(run: Any, repeats: int) -> float:
+    """Median device time of one call in microseconds."""
+    for _ in range(2):
+        run()
+    times = []
+    for _ in range(repeats):
+        start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        times.append(start.elapsed_time(stop) * 1e3)
+    return statistics.median(times)
+
+
+def time_case(case: Any) -> float:
+    """Microseconds per launch, many launches in one graph."""
+    copies = max(1, min(64, -(-L2_BYTES // max(case.bytes, 1)))) if case.bytes > 1_000_000 else 8
+    launches = case.build(copies)
+    for launch in launches[:1]:
+        launch()
+    torch.cuda.synchronize()
+    rounds = max(1, -(-MIN_LAUNCHES // len(launches)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(rounds):
+            for launch in launches:
+                launch()
+    return event_us(graph.replay, 15) / (rounds * len(launches))
+
+
+def cases(name: str, sweep: bool, device: str) -> Iterator[Any]:
+    from scripts.gpu.decode_cases import SHAPES, Maker, model_cases, sweep_cases
+
+    shape = next(s for s in SHAPES if s.name == name)
+    make = Maker(device, torch.bfloat16)
+    yield from sweep_cases(shape, make) if sweep else model_cases(shape, make)
+
+
+def compile_case(name: str, sweep: bool, index: int, workers: int) -> None:
+    """Fill Triton's cache on the disk with every workers-th case; needs no GPU."""
+    from scripts.gpu.offline_sm90 import compile_only
+
+    with compile_only():
+        for number, case in enumerate(cases(name, sweep, "meta")):
+            if number % workers == index:
+                try:
+                    for launch in case.build(1):
+                        launch()
+                except Exception as problem:
+                    print(f"compile {case.name}: {problem}", file=sys.stderr)
+
+
+def child(name: str, sweep: bool, start: int) -> None:
+    """One JSON line per case from `start` on; a CUDA error ends the process after its line."""
+    for number, case in enumerate(cases(name, sweep, "cuda")):
+        if number < start:
+            continue
+        row: dict[str, Any] = {"number": number, "kernel": case.name, "rows": case.rows, "bytes": case.bytes}
+        broken = False
+        try:
+            row["us"] = time_case(case)
+        except Exception as problem:
+            row["note"] = f"{type(problem).__name__}: {problem}".splitlines()[0][:200]
+            broken = "CUDA" in row["note"] or "cuda" in row["note"]
+        print(json.dumps(row), flush=True)
+        if broken:
+            os._exit(3)
+        torch.cuda.empty_cache()
+
+
+def measure(name: str, sweep: bool) -> Iterator[dict[str, Any]]:
+    """Rows of one model; its child process is started again behind a case that broke it."""
+    start, tries = 0, 0
+    while tries < 8:
+        command = [sys.executable, __file__, "--child", name, "--start", str(start), *(["--sweep"] if sweep else [])]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+        assert process.stdout is not None
+        for line in process.stdout:
+            row = json.loads(line)
+            start = row["number"] + 1
+            yield row
+        if process.wait() == 0:
+            return
+        if process.returncode != 3:
+            yield {"kernel": f"case {start}", "rows": 0, "bytes": 0, "note": f"exit code {process.returncode}"}
+            start += 1
+        tries += 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--models", default="deepseek_v2_lite,qwen1.5_moe")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--child", default="")
+    parser.add_argument("--start", type=int, default=0)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device here; run this on a machine that has one", file=sys.stderr)
+        return 2
+    if options.child:
+        child(options.child, options.sweep, options.start)
+        return 0
+    begin = time.perf_counter()
+    models = options.models.split(",")
+    workers = max(1, (os.cpu_count() or 2) // len(models))
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers * len(models), mp_context=context) as pool:
+        for future in [pool.submit(compile_case, m, options.sweep, i, workers) for m in models for i in range(workers)]:
+            if future.exception() is not None:
+                print(f"compile worker: {future.exception()}", file=sys.stderr)
+    compiled_s = time.perf_counter() - begin
+    ceilings = ceiling_tb_per_s()
+    ceiling = max(ceilings.values())
+    torch.cuda.empty_cache()
+    print(f"HBM ceiling: copy {ceilings['copy']:.2f}, read {ceilings['read']:.2f} TB/s (compiled in {compiled_s:.0f} s)")
+    print(f"{'model':17s} {'kernel':38s} {'rows':>4s} {'µs':>8s} {'floor':>7s} {'ratio':>6s} {'TB/s':>5s}")
+    rows: list[dict[str, Any]] = []
+    for model in models:
+        for row in measure(model, options.sweep):
+            row["model"] = model
+            if "us" in row:
+                row["floor_us"] = row["bytes"] / ceiling / 1e6
+                row["ratio"] = row["us"] / row["floor_us"] if row["floor_us"] else 0.0
+                row["tb_per_s"] = row["bytes"] / row["us"] / 1e6
+                text = f"{row['us']:8.2f} {row['floor_us']:7.2f} {row['ratio']:6.2f} {row['tb_per_s']:5.2f}"
+            else:
+                text = row.get("note", "")
+            print(f"{model:17s} {row['kernel']:38s} {row['rows']:4d} {text}", flush=True)
+            rows.append(row)
+    out = Path(os.environ.get("OUT") or ROOT / "outputs")
+    out.mkdir(parents=True, exist_ok=True)
+    name = "decode_tiles.csv" if options.sweep else "decode_kernels.csv"
+    with (out / name).open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, FIELDS, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(rows)
+    failed = [r["kernel"] for r in rows if "us" not in r]
+    compact = [[r["model"], r["kernel"], r["rows"], round(r["us"], 2), round(r["ratio"], 2)] for r in rows if "us" in r]
+    summary = {
+        "device": torch.cuda.get_device_name(),
+        "ceiling_tb_per_s": ceilings,
+        "failed": failed,
+        "seconds": round(time.perf_counter() - begin, 1),
+        "rows": compact,
+    }
+    print(json.dumps(summary))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

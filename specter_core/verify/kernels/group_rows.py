@@ -1,0 +1,33 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+"""Which (row, choice) pairs go to which expert, built on the device in a fixed order."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 256
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _group_rows_kernel(ids, members, counts, pairs, CAPACITY: tl.constexpr, BLOCK: tl.constexpr):
+    expert = tl.program_id(0)
+    found = 0
+    for p0 in range(0, pairs, BLOCK):
+        p = p0 + tl.arange(0, BLOCK)
+        mine = tl.load(ids + p, mask=p < pairs, other=-1) == expert
+        place = found + tl.cumsum(mine.to(tl.int32), axis=0) - 1
+        tl.store(members + expert * CAPACITY + place, p, mask=mine & (place < CAPACITY))
+        found += tl.sum(mine.to(tl.int32), axis=0)
+    tl.store(counts + expert, found)
+
+
+def group_rows(ids: Tensor, members: Tensor, counts: Tensor) -> None:
+    """ids int64 [R, k] (-1: none; distinct within a row) -> members int32 [E, ≥ R], counts int32 [E].
+
+    members[e, :counts[e]] are the pairs r·k + c with ids[r, c] = e, ascending; the rest is left as it was.
+    """
+    experts, capacity = members.shape
+    assert capacity >= ids.shape[0] and counts.shape == (experts,) and members.is_contiguous() and ids.is_contiguous()
+    _group_rows_kernel[(experts,)](ids, members, counts, ids.numel(), CAPACITY=capacity, BLOCK=BLOCK, num_warps=2)

@@ -1,0 +1,91 @@
+"""Runs decode-kernel checks in a process of its own, since Triton decides once whether it interprets or compiles.
+
+python tests/kernel_runs.py interpret GROUP… | compile SHAPE…: one JSON object on the last line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def run(mode: str, *groups: str) -> dict[str, Any]:
+    """{group: [[check, value, limit], …]} or {group: [[kernel, shared bytes, uses the matrix unit], …]}."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    env.pop("TRITON_INTERPRET", None)
+    if mode == "interpret":
+        env["TRITON_INTERPRET"] = "1"
+    command = [sys.executable, __file__, mode, *groups]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def interpreted(group: str) -> Iterator[Any]:
+    import torch
+
+    from scripts.gpu import decode_checks as checks
+    from scripts.gpu import decode_checks_moe as moe
+    from specter_core.model.kernels.tiles import LinearTile
+    from specter_core.verify.kernels.grouped_ffn import GroupedTile
+
+    env = checks.Env.make("cpu", torch.float16, seed=11)
+    fp32 = checks.Env.make("cpu", torch.float32, seed=12)
+    few, many = checks.Sequences((3, 70), 3, (3, 2)), checks.Sequences((500,), 5, (5,))
+    tile = GroupedTile(16, 16, 32)
+    groups: dict[str, Callable[[], Iterator[Any]]] = {
+        "linear": lambda: checks.linear_checks(env, 40, 72, LinearTile(16, 16, 32), (1, 18)),
+        "linear_split": lambda: checks.linear_checks(env, 24, 80, LinearTile(16, 16, 32, split=2), (3,)),
+        "linear_fp32": lambda: checks.linear_checks(fp32, 17, 33, LinearTile(32, 16, 32), (2,)),
+        "norm": lambda: checks.norm_checks(env, 40, (1, 5)),
+        "head_linear": lambda: checks.head_linear_checks(env, 3, 24, 40, (1, 18)),
+        "gqa": lambda: checks.gqa_checks(env, 4, 2, 24, few, 192),
+        "gqa_longrope": lambda: checks.gqa_checks(env, 2, 2, 16, many, 900, switch=503),
+        "gqa_interleaved": lambda: checks.gqa_checks(fp32, 2, 1, 16, few, 128, interleaved=True),
+        "mla": lambda: checks.mla_checks(env, 4, 24, 8, 40, 24, few, 192, (1, 2, 4)),
+        "router": lambda: moe.router_checks(env, 13, 3, 7),
+        "tokens": lambda: moe.token_checks(env, 2100, 40, 3),
+        "grouped": lambda: moe.grouped_checks(env, 5, 2, 40, 24, 6, (tile, tile)),
+        "grouped_many_rows": lambda: moe.grouped_checks(env, 3, 1, 32, 16, 40, (tile, tile)),
+        "grouped_fp32": lambda: moe.grouped_checks(fp32, 4, 4, 24, 40, 3, (tile, tile)),
+    }
+    yield from groups[group]()
+
+
+def compiled(name: str) -> list[list[Any]]:
+    import torch
+
+    from scripts.gpu.decode_cases import SHAPES, Maker, model_cases
+    from scripts.gpu.offline_sm90 import compile_only
+
+    shape = next(s for s in SHAPES if s.name == name)
+    with compile_only() as found:
+        for case in model_cases(shape, Maker("meta", torch.bfloat16)):
+            if case.rows == 1 and not shape.rank:
+                continue  # the draft's tiles are those of the first model
+            for launch in case.build(1):
+                launch()
+    return [[kernel, built.metadata.shared, "mma.sync" in built.asm["ptx"]] for kernel, built in found]
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore", category=RuntimeWarning)
+    mode, *groups = sys.argv[1:]
+    if mode == "compile":
+        result: dict[str, Any] = {name: compiled(name) for name in groups}
+    else:
+        result = {group: [list(check) for check in interpreted(group)] for group in groups}
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
