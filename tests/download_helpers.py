@@ -88,7 +88,7 @@ def hub(server: FileServer, files: dict[str, bytes], commit: str = COMMIT, branc
             route = f"/org/tiny/resolve/{revision}/{path}"
             headers = {"X-Repo-Commit": commit}
             if path.endswith(".safetensors"):
-                server.put(f"/cdn/{commit}/{path}", body)
+                server.put(f"/cdn/{commit}/{path}", body, get_only=True)
                 headers |= {"X-Linked-Size": str(len(body)), "X-Linked-ETag": f'"{sha256(body)}"'}
                 item = server.put(route, b"", headers=headers)
                 item.redirect = f"{server.url}/cdn/{commit}/{path}"

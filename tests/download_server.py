@@ -24,7 +24,7 @@ class Item:
 
     cuts: the bodies of the next GETs end after so many bytes although the full length was promised.
     statuses: the next answers (any method) have these statuses instead. meet: GETs wait here for each other.
-    block_s: pause after every 16 kB.
+    block_s: pause after every 16 kB. get_only: HEAD is forbidden, as it is behind signed URLs.
     """
 
     body: bytes = b""
@@ -36,6 +36,7 @@ class Item:
     redirect: str | None = None
     meet: threading.Barrier | None = None
     block_s: float = 0.0
+    get_only: bool = False
 
 
 class FileServer:
@@ -85,6 +86,8 @@ class FileServer:
         elif item.statuses:
             status, headers = item.statuses.pop(0)
             self._send(request, status, headers, b"")
+        elif request.command == "HEAD" and item.get_only:
+            self._send(request, 403, {}, b"")
         elif item.redirect is not None:
             self._send(request, 302, {**item.headers, "Location": item.redirect}, b"")
         else:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from collections.abc import Iterator
+from email.message import Message
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from download_helpers import (
     checkpoint_entry,
     hub,
     manifest,
+    module,
     run_download,
     safetensors,
     sha256,
@@ -84,6 +87,26 @@ def test_a_shard_that_differs_from_the_hubs_digest_is_refused(server: FileServer
     assert ran.code == 1
     assert "tiny/model-2.safetensors" in ran.error and "SHA-256" in ran.error
     assert not (out / "tiny/target/model-2.safetensors").exists()
+
+
+def test_a_small_file_that_differs_from_the_hubs_blob_id_is_refused(
+    server: FileServer, tmp_path: Path, out: Path
+) -> None:
+    hub(server, tiny_checkpoint())
+    item = server.items[f"/org/tiny/resolve/{COMMIT}/config.json"]
+    item.body = item.body.replace(b"tiny", b"tuny")
+    ran = run_download(arguments(manifest(tmp_path, checkpoint_entry()), out, server))
+    assert ran.code == 1
+    assert "tiny/config.json: git SHA-1" in ran.error
+    assert not (out / "tiny/target/config.json").exists()
+
+
+def test_a_redirect_from_https_to_http_is_refused() -> None:
+    http = module("_http")
+    request = urllib.request.Request("https://hub.example/a")
+    request.hub_headers = {}  # type: ignore[attr-defined]
+    with pytest.raises(http.FetchError, match="from HTTPS to http://cdn"):
+        http._Redirects().redirect_request(request, None, 302, "", Message(), "http://cdn.example/a")
 
 
 def test_a_server_that_announces_nothing_is_checked_by_size_and_says_so(

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from download_helpers import (
     INIT,
+    REPO,
     archive,
     arguments,
     checkpoint_entry,
@@ -170,6 +172,18 @@ def test_every_asset_of_the_shipped_manifest_can_be_planned_without_network(tmp_
         ran = run_download(["--output", str(tmp_path), "--only", name, "--dry-run"])
         assert ran.json is None or ran.json["assets"] == [name]
         assert ran.code == (0 if ran.json else 2)
+
+
+def test_every_model_of_the_catalogue_is_fetched_to_the_place_where_it_is_looked_for() -> None:
+    assets = {a["name"]: a for a in json.loads((INIT / "model-assets.json").read_text())["assets"]}
+    entries = [yaml.safe_load(p.read_text()) for p in sorted((REPO / "conf/model").glob("*.yaml"))]
+    official = [e for e in entries if "download" in e]
+    assert len(official) == 3
+    for entry in official:
+        asset = assets[entry["download"]["name"]]
+        assert asset["repo"] == entry["download"]["repo"]
+        assert asset["tensor_bytes"] == entry["download"]["target_bytes"]
+        assert "downloads/" + asset["directory"] == entry["weights"]["official"]["path"]
 
 
 @pytest.mark.parametrize("path", ALL_MODULES, ids=lambda p: p.name)
