@@ -28,7 +28,7 @@ from specter_core.types import Request
 TRANSFORMERS_LIMIT_PARAMS = 50_000_000
 PROMPTS = (
     "The history of the town begins with a small harbour at the mouth of the river, where",
-    "def count_vowels(text):\n    \"\"\"Return the number of vowels in text.\"\"\"\n",
+    'def count_vowels(text):\n    """Return the number of vowels in text."""\n',
     "A farmer has 24 apples. He sells 9 of them and then buys 5 more. How many apples",
     "Question: Which of the following particles has a negative charge?\n(A)",
     "To install the program, open a terminal and",
@@ -85,7 +85,9 @@ def _check(args: argparse.Namespace) -> int:
                         totals["tested"] += result.tested
                         totals["rejected"] += result.tested - result.accepted
                     totals["runs"] += 1
-            print(f"K {depth:3d}  M {slots:3d}  B {batch:2d}  mismatches so far {totals['mismatches']}", file=sys.stderr)
+            print(
+                f"K {depth:3d}  M {slots:3d}  B {batch:2d}  mismatches so far {totals['mismatches']}", file=sys.stderr
+            )
         against = _transformers(args, model, requests, reference)
     report = {"model": args.model.name, "device": args.device, "draft": model.draft_kind, **totals, **against}
     print(json.dumps(report))

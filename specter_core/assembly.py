@@ -85,11 +85,15 @@ def open_model(
     if device not in COMPUTE_DTYPES:
         raise UserError(f"device {device!r} is unknown, known are {', '.join(COMPUTE_DTYPES)}; choose one of these")
     if device == "cuda" and not torch.cuda.is_available():
-        raise UserError("device 'cuda' was asked for and 0 CUDA devices are visible; use device 'cpu' or install a driver")
+        raise UserError(
+            "device 'cuda' was asked for and 0 CUDA devices are visible; use device 'cpu' or install a driver"
+        )
     decoder = Decoder.load(model_dir, device=device, compute_dtype=COMPUTE_DTYPES[device])
     folder = draft_dir or model_dir / "draft"
     if need_draft and not folder.is_dir() and not (rtn_if_missing and draft_dir is None):
-        raise UserError(f"draft folder {folder} does not exist; make it with initialization/quantize_draft.py or use depth 0")
+        raise UserError(
+            f"draft folder {folder} does not exist; make it with initialization/quantize_draft.py or use depth 0"
+        )
     host = HostExpertStore.attach(store) if store else fill_host_store(model_dir, decoder.config)
     draft = None
     if need_draft and folder.is_dir():

@@ -132,4 +132,3 @@ def _slots(plan: SlotPlan) -> str:
 
 def _share(part: float, whole: float) -> str:
     return f"{part / whole:.3f} ({part:.0f} of {whole:.0f})" if whole else "none"
-

@@ -85,7 +85,9 @@ class SpecterEngine:
         batch, a bad request, or NaN logits. Greedy tokens equal the target's own, whatever the options.
         """
         if not 1 <= len(requests) <= self.options.max_batch:
-            raise UserError(f"batch of {len(requests)} requests, this engine takes 1 … {self.options.max_batch}; rebuild it with max_batch")
+            raise UserError(
+                f"batch of {len(requests)} requests, the engine takes 1 … {self.options.max_batch}; raise max_batch"
+            )
         self._prefill(requests)
         windows = []
         while not self.state.finished:
@@ -114,7 +116,9 @@ class SpecterEngine:
         self.kv = self._new_kv(len(requests))
         self.state = StateManager(requests, self.kv, self.decoder.config.eos_ids)
         self.sampler = SpeculativeSampler(SamplingParams.of(requests))
-        self.draft_kv = self.kv if self.options.shared_kv or not self.options.depth else self._new_kv(len(requests))
+        private = self.draft is not None and not self.options.shared_kv
+        if self.draft:
+            self.draft.start_batch(self.state, self._new_kv(len(requests)) if private else self.kv, self.sampler)
         self.prefill_stats = WindowStats()
         start_ns = time.perf_counter_ns()
         for b, request in enumerate(requests):
@@ -122,8 +126,8 @@ class SpecterEngine:
             self.state.rows[b].start_ns = start_ns
             with self.trace.span("prefill", request=b):
                 logits = self.target.prefill(prompt, b, self.kv, self.options.prefill_chunk_tokens, self.prefill_stats)
-                if self.draft and self.draft_kv is not self.kv:
-                    self.draft.prefill(prompt, b, self.draft_kv, self.options.prefill_chunk_tokens)
+                if self.draft and private:
+                    self.draft.prefill(prompt, b, self.options.prefill_chunk_tokens)
             self.state.note_target_write(b, 0, len(prompt))
             first = self._first_token(b, logits, len(prompt))
             self.state.commit_prefill(b, first, time.perf_counter_ns())
@@ -147,7 +151,7 @@ class SpecterEngine:
             return Window(depths, torch.empty(len(depths), 0, dtype=torch.int64), None)
         assert self.draft is not None and self.analyzer is not None
         start_ns = time.perf_counter_ns()
-        self.draft.begin(self.state, self.draft_kv, self.sampler, depths)
+        self.draft.begin(depths)
         snapshot: Snapshot | None = None
         for t in range(1, steps + 1):
             with self.trace.span("draft step", token=t):

@@ -32,5 +32,5 @@ class TextCodec:
         """Raises UserError when prompt and continuation together exceed the model's positions."""
         if tokens > limit:
             raise UserError(
-                f"prompt and new tokens are {tokens}, the model's context is {limit}; shorten the prompt or ask for fewer"
+                f"prompt and new tokens are {tokens}, the model's context is {limit}; ask for fewer"
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,4 +67,4 @@ class Trace:
             )
         temporary = path.with_name(path.name + ".tmp")
         temporary.write_text(json.dumps({"traceEvents": rows, "otherData": metadata}))
-        os.replace(temporary, path)
+        temporary.replace(path)

@@ -71,7 +71,7 @@ def test_verified_token_follows_the_target_distribution(temperature: float, top_
     """Chi-square over the first committed token of many one-token windows with a draft far from the target."""
     generator = torch.Generator().manual_seed(1)
     target = torch.randn(1, 2, VOCAB, generator=generator) * 1.5
-    draft = torch.randn(1, VOCAB, generator=generator) * 1.5
+    draft = target[:, 0] + torch.randn(1, VOCAB, generator=generator)
     n = 6000
     settings = params(1, temperature, top_p, top_k)
     q = filtered_probs(draft, settings.temperature, settings.top_p, settings.top_k)
@@ -99,9 +99,7 @@ def test_residual_of_equal_distributions_falls_back_to_the_target() -> None:
     settings = params(1)
     logits = torch.zeros(1, 2, VOCAB)
     q = torch.full((1, 1, VOCAB), 2.0 / VOCAB)  # scaled up so that the ratio p/q rejects about half of the time
-    outcomes = [
-        SpeculativeSampler(settings).judge(logits, torch.tensor([[3]]), q, [1], [i]) for i in range(200)
-    ]
+    outcomes = [SpeculativeSampler(settings).judge(logits, torch.tensor([[3]]), q, [1], [i]) for i in range(200)]
     rejected = [v.next_token[0] for v in outcomes if v.accepted[0] == 0]
     assert rejected and all(0 <= t < VOCAB for t in rejected)
 
@@ -118,13 +116,13 @@ def test_greedy_rows_accept_up_to_the_first_difference() -> None:
 
 
 def test_finished_rows_are_skipped() -> None:
-    verdict = SpeculativeSampler(params(1, 0.0)).judge(torch.full((1, 1, VOCAB), float("nan")), torch.zeros(1, 0), None, [-1], [0])
+    verdict = SpeculativeSampler(params(1, 0.0)).judge(
+        torch.full((1, 1, VOCAB), float("nan")), torch.zeros(1, 0), None, [-1], [0]
+    )
     assert verdict == ([0], [0], [-1])
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("temperature", -1.0), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -2)]
-)
+@pytest.mark.parametrize(("field", "value"), [("temperature", -1.0), ("top_p", 0.0), ("top_p", 1.5), ("top_k", -2)])
 def test_bad_sampling_values_name_the_value_and_the_remedy(field: str, value: float) -> None:
     request = Request("r", (1,), 1, **{field: value})
     with pytest.raises(UserError, match=rf"{field} {value}.*use"):

@@ -40,7 +40,9 @@ def manager(*wanted: int, ignore_eos: bool = False, prompt: tuple[int, ...] = (1
     return state
 
 
-def run_window(state: StateManager, depth: int, accept: list[int], tokens: list[list[int]], following: int) -> list[int]:
+def run_window(
+    state: StateManager, depth: int, accept: list[int], tokens: list[list[int]], following: int
+) -> list[int]:
     depths = state.window_depths(depth)
     start = state.boundaries
     for b, d in enumerate(depths):
@@ -49,7 +51,9 @@ def run_window(state: StateManager, depth: int, accept: list[int], tokens: list[
         if d >= 0:
             state.note_target_write(b, start[b], d + 1)
     accepted = [min(a, max(d, 0)) for a, d in zip(accept, depths, strict=True)]
-    verdict = Verdict([min(a + 1, max(d, 0)) for a, d in zip(accepted, depths, strict=True)], accepted, [following] * len(depths))
+    verdict = Verdict(
+        [min(a + 1, max(d, 0)) for a, d in zip(accepted, depths, strict=True)], accepted, [following] * len(depths)
+    )
     return state.commit(tokens, verdict, depths, now_ns=1)
 
 

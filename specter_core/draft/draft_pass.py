@@ -33,15 +33,18 @@ class DraftPass:
         self.analyzer = analyzer
         self.shared_kv = shared_kv
 
-    def begin(
-        self, state: StateManager, kv: KVCache, sampler: SpeculativeSampler, depths: Sequence[int]
-    ) -> None:
+    def start_batch(self, state: StateManager, kv: KVCache, sampler: SpeculativeSampler) -> None:
+        """Serves these rows from now on. kv: the target's cache, or a fresh private one."""
+        self.state, self.kv, self.sampler = state, kv, sampler
+        self.reach = [0] * kv.batch  # private KV: positions that hold the draft's own entries, per row
+
+    def begin(self, depths: Sequence[int]) -> None:
         """Starts a window: depths [B] draft tokens per row (−1: finished row)."""
-        self.state, self.kv, self.sampler, self.depths = state, kv, sampler, depths
-        self.boundaries = state.boundaries
+        self.depths = depths
+        self.boundaries = self.state.boundaries
         self.tokens: list[Tensor] = []  # K tensors of [B]
         self.probs: list[Tensor] = []  # K tensors of [B, V], empty when every row is greedy
-        self.current = torch.tensor(state.pending, dtype=torch.int64)
+        self.current = torch.tensor(self.state.pending, dtype=torch.int64)
         if not self.shared_kv:
             self._catch_up()
 
@@ -71,19 +74,20 @@ class DraftPass:
             for b, depth in enumerate(self.depths):
                 self.reach[b] = self.boundaries[b] + max(depth, 0)
 
-    def prefill(self, prompt: Sequence[int], row: int, kv: KVCache, chunk_tokens: int) -> None:
+    def prefill(self, prompt: Sequence[int], row: int, chunk_tokens: int) -> None:
         """Private KV only: the draft's own pass over the prompt of one request."""
         for start in range(0, len(prompt), chunk_tokens):
             part = prompt[start : start + chunk_tokens]
             rows = Rows.prefill(row, start, len(part), len(prompt))
-            self.kv = kv
             self._layers(torch.tensor([list(part)]), rows, record=False)
-        self.reach = getattr(self, "reach", [0] * kv.batch)
         self.reach[row] = len(prompt)
 
     def _catch_up(self) -> None:
         """After full acceptance the draft never saw d_K: its private KV lacks that one position."""
-        lag = [n - min(reach, n) if d >= 0 else 0 for n, reach, d in zip(self.boundaries, self.reach, self.depths, strict=True)]
+        lag = [
+            n - min(reach, n) if d >= 0 else 0
+            for n, reach, d in zip(self.boundaries, self.reach, self.depths, strict=True)
+        ]
         if not any(lag):
             return
         assert max(lag) == 1, f"the draft's KV lags by {max(lag)} tokens"

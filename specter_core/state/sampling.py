@@ -31,7 +31,9 @@ class SamplingParams(NamedTuple):
         """Raises UserError for a temperature below 0, top_p outside (0, 1] or top_k below 0."""
         for r in requests:
             if r.temperature < 0:
-                raise UserError(f"temperature {r.temperature} is below 0; use 0 for greedy decoding or a positive value")
+                raise UserError(
+                    f"temperature {r.temperature} is below 0; use 0 for greedy decoding or a positive value"
+                )
             if not 0 < r.top_p <= 1:
                 raise UserError(f"top_p {r.top_p} is outside (0, 1]; use 1 to switch the filter off")
             if r.top_k < 0:

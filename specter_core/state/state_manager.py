@@ -133,7 +133,9 @@ class StateManager:
 
     def _advance(self, b: int, count: int) -> None:
         end = self.kv.boundaries[b] + count
-        assert end <= self.rows[b].target_end, f"boundary {end} of row {b} would pass target-made KV {self.rows[b].target_end}"
+        assert end <= self.rows[b].target_end, (
+            f"boundary {end} of row {b} would pass target-made KV {self.rows[b].target_end}"
+        )
         self.kv.advance(b, count)
 
 
@@ -146,6 +148,6 @@ def check_request(request: Request, capacity: int) -> None:
     need = len(request.prompt) + request.max_new_tokens
     if need > capacity:
         raise UserError(
-            f"request {request.request_id}: prompt {len(request.prompt)} + {request.max_new_tokens} new tokens = {need} "
-            f"exceed the context of {capacity}; shorten the prompt or generate fewer tokens"
+            f"request {request.request_id}: prompt {len(request.prompt)} + {request.max_new_tokens} new tokens = {need}"
+            f" exceed the context of {capacity}; shorten the prompt or generate fewer tokens"
         )

@@ -8,7 +8,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specter_core.model.decoder import Decoder, DecoderLayer
+from specter_core.model.decoder import Decoder
+from specter_core.model.layer import DecoderLayer
 from specter_core.model.rows import Rows
 from specter_core.state.kv_cache import KVCache
 from specter_core.trace import Trace
@@ -25,9 +26,7 @@ class LayerHook(Protocol):
 class TargetPass:
     """Runs decoding (K + 1 rows per sequence) and layer-major prefill; both use the same row-invariant kernels."""
 
-    def __init__(
-        self, decoder: Decoder, experts: ExpertPass, *, trace: Trace, hook: LayerHook | None = None
-    ) -> None:
+    def __init__(self, decoder: Decoder, experts: ExpertPass, *, trace: Trace, hook: LayerHook | None = None) -> None:
         self.decoder = decoder
         self.experts = experts
         self.trace = trace
