@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from specter_core.draft import rtn
@@ -58,6 +59,14 @@ def test_read_weights_are_what_the_format_says(matrix: Int4Matrix) -> None:
     assert tensors[f"{NAME}.qweight"].shape == (INPUTS // 8, OUTPUTS)
     assert tensors[f"{NAME}.qzeros"].shape == (INPUTS // GROUP, OUTPUTS // 8)
     assert torch.equal(dequantize(_read(tensors)).double(), _by_the_formula(tensors))
+
+
+def test_a_matrix_written_by_gptqmodel_reads_as_its_own_kernel_sees_it() -> None:
+    tensors = load_file(Path(__file__).parent / "fixtures" / "gptqmodel_linear.safetensors")
+    source = Tensors({f"{NAME}.{part}": tensor for part, tensor in tensors.items()})
+    matrix = read_matrix(source, NAME, 128, 128, FORM)
+    assert torch.equal(dequantize(matrix), tensors["dequantised"])
+    assert all(torch.equal(tensor, source[name]) for name, tensor in gptq_tensors(NAME, matrix).items())
 
 
 def test_format_v2_stores_the_zero_point_itself(matrix: Int4Matrix) -> None:
@@ -124,9 +133,7 @@ def test_scales_that_are_not_finite_are_refused(matrix: Int4Matrix) -> None:
 def test_format_is_read_from_either_config_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no quantize_config\.json"):
         GptqFormat.from_dir(tmp_path)
-    (tmp_path / "config.json").write_text(
-        json.dumps({"model_type": "qwen2_moe", "quantization_config": FORMAT})
-    )
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2_moe", "quantization_config": FORMAT}))
     assert GptqFormat.from_dir(tmp_path).zero_word == 0x77777777
     own = {**FORMAT, "meta": {"quantizer": ["gptqmodel:7.6.0"]}}
     (tmp_path / "quantize_config.json").write_text(json.dumps(own))
