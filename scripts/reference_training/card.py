@@ -66,8 +66,8 @@ and Python and knows next to nothing: use it for nothing but running and testing
 Debian packages are named with their version; other names are files of the data sets or of the Python
 installation that ran `prepare`. HumanEval, GPQA, GSM8K's test split, WikiText's test split and the second half of
 the C4 file were not trained on; documents that share a run of 13 words with HumanEval or those splits were
-dropped. Checksums of the text of each source are in `training_data.json`. "rows" is the source's share of the
-training rows.
+dropped. Checksums of the text of each source, before the largest were cut to fit the token file, are in
+`training_data.json`. "rows" is the source's share of the training rows.
 
 {chr(10).join(rows)}
 """

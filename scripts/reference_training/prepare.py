@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from .corpus import Source, collect, load_plan
 from .tokenizer import save_tokenizer, token_bytes, train_tokenizer
 
-LARGE_TOKENS = 1_000_000  # only sources above this are cut to fit the token file
+LARGE_TOKENS = 1_250_000  # only sources above this are cut to fit the token file
 
 
 def _encode(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
