@@ -36,7 +36,7 @@ from specter_core.verify.executor_cpu import CpuLayerExecutor
 from specter_core.verify.expert_ffn import expert_ffn
 from specter_core.verify.expert_pass import ExpertPass
 from specter_core.verify.residency import ResidencyManager
-from specter_core.verify.target_pass import LayerHook, TargetPass
+from specter_core.verify.target_pass import TargetPass
 
 COMPUTE_DTYPES = {"cpu": torch.float32, "cuda": None}
 
@@ -123,30 +123,32 @@ def fill_host_store(
 
 
 def fixed_parts(model: LoadedModel, options: EngineOptions) -> dict[str, int]:
-    """Device bytes of everything but the slots, by part."""
+    """Device bytes of everything but the slots, by part, in the stored dtype: the CPU's float32 copies stand for it."""
     config, decoder = model.decoder.config, model.decoder
     copies = 1 if options.shared_kv or not options.depth else 2
-    kv = KVCache.bytes_per_token(config, decoder.dtype) * options.context_tokens * options.max_batch * copies
-    rows = max(options.max_batch * (options.depth + 1), options.prefill_chunk_tokens)
-    itemsize = decoder.dtype.itemsize
-    workspace = rows * (config.top_k * config.hidden * 4 + 4 * config.hidden * itemsize + config.vocab_size * 4)
+    kv = KVCache.bytes_per_token(config, config.dtype) * options.context_tokens * options.max_batch * copies
+    shared = decoder.shared_bytes // decoder.dtype.itemsize * config.dtype.itemsize
     draft = model.draft.bytes if model.draft and options.depth else 0
-    return {"shared": decoder.shared_bytes, "draft": draft, "kv": kv, "workspace": workspace}
+    return {"shared": shared, "draft": draft, "kv": kv}
 
 
 def slot_plan(
     model: LoadedModel, options: EngineOptions, slots_per_layer: int | None, budget_bytes: int | None
 ) -> SlotPlan:
-    """Slots from M or from a budget. Raises UserError for M < 1 or a budget below one slot per layer."""
+    """Slots from M or from a budget. Raises UserError for M < 1 or a budget below one slot per layer.
+
+    M slots per layer are a pool of L x M, of which staging slots take their part unless slots are uniform.
+    """
     config, parts = model.decoder.config, fixed_parts(model, options)
     entry_bytes, layers = model.store.layout.entry_bytes, len(config.moe_layers)
     if budget_bytes is not None:
-        return plan_slots(
-            budget_bytes, parts, entry_bytes, layers, config.num_experts, options.uniform_slots, options.staging_slots
-        )
-    slots = config.num_experts if slots_per_layer is None else slots_per_layer
-    staging = 0 if options.uniform_slots or slots >= config.num_experts else options.staging_slots
-    return fixed_slots(slots, layers, config.num_experts, entry_bytes, parts, staging)
+        whole_bytes = budget_bytes
+    else:
+        slots = config.num_experts if slots_per_layer is None else slots_per_layer
+        whole_bytes = fixed_slots(slots, layers, config.num_experts, entry_bytes, parts).total
+    return plan_slots(
+        whole_bytes, parts, entry_bytes, layers, config.num_experts, options.uniform_slots, options.staging_slots
+    )
 
 
 def build_engine(
@@ -157,7 +159,6 @@ def build_engine(
     budget_bytes: int | None = None,
     rate_bytes_per_s: float | None = None,
     trace: Trace | None = None,
-    hook: LayerHook | None = None,
 ) -> SpecterEngine:
     """An engine on a loaded model; close it before the next one is built on the same slots.
 
@@ -183,7 +184,7 @@ def build_engine(
         draft = DraftPass(model.decoder, path, analyzer, shared_kv=options.shared_kv)
     return SpecterEngine(
         decoder=model.decoder,
-        target=TargetPass(model.decoder, experts, trace=trace, hook=hook),
+        target=TargetPass(model.decoder, experts, trace=trace),
         experts=experts,
         draft=draft,
         analyzer=analyzer,

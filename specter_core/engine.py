@@ -24,6 +24,7 @@ from specter_core.state.state_manager import StateManager
 from specter_core.trace import Trace
 from specter_core.types import GenerationRun, Request, WindowStats
 from specter_core.verify.expert_pass import ExpertPass
+from specter_core.verify.layer_hook import LayerHook
 from specter_core.verify.target_pass import TargetPass
 from specter_core.window_meter import WindowMeter
 
@@ -101,6 +102,11 @@ class SpecterEngine:
         """Empties every slot, so that the next request starts cold."""
         self.experts.reset()
 
+    def install_hook(self, hook: LayerHook) -> None:
+        """Lets a lookahead policy act between layers of the target pass."""
+        self.experts.hook = hook
+        self.target.hook = hook
+
     def close(self) -> None:
         """Ends the link's worker."""
         self.experts.loader.link.close()
@@ -120,6 +126,7 @@ class SpecterEngine:
         if self.draft:
             self.draft.start_batch(self.state, self._new_kv(len(requests)) if private else self.kv, self.sampler)
         self.prefill_stats = WindowStats()
+        self.meter.begin()
         start_ns = time.perf_counter_ns()
         for b, request in enumerate(requests):
             prompt = request.prompt
@@ -131,6 +138,7 @@ class SpecterEngine:
             self.state.note_target_write(b, 0, len(prompt))
             first = self._first_token(b, logits, len(prompt))
             self.state.commit_prefill(b, first, time.perf_counter_ns())
+        self.meter.end(self.prefill_stats)
 
     def _window(self) -> WindowStats:
         """One iteration: draft, with prefetching underneath; verify; commit."""

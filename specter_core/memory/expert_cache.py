@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
 
 from specter_core.types import ExpertKey
@@ -31,9 +31,9 @@ class CacheView(Protocol):
 
     @property
     def slots_per_layer(self) -> tuple[int, ...]: ...
-    def layer_slots(self, layer: int) -> range: ...
+    def layer_slots(self, layer: int) -> Sequence[int]: ...
     @property
-    def staging_slots(self) -> range: ...
+    def staging_slots(self) -> Sequence[int]: ...
     def lookup(self, key: ExpertKey) -> int | None: ...
     def state(self, slot: int) -> SlotState: ...
     def key(self, slot: int) -> ExpertKey | None: ...
@@ -46,9 +46,9 @@ class CacheView(Protocol):
 class ExpertCache:
     """Slots and their states.
 
-    Slots of layer l are the contiguous range [sum(M_0 … M_{l−1}), + M_l); the `staging` slots after the
-    last layer's serve any layer. `lookup` finds an expert from the moment its load begins. Illegal
-    transitions are our bugs: assert.
+    Slots of layer l are at first the range [sum(M_0 … M_{l−1}), + M_l); the `staging` slots after the
+    last layer's serve any layer; `adopt` exchanges the two kinds. `lookup` finds an expert from the moment
+    its load begins. Illegal transitions are our bugs: assert.
 
     A load may begin in a RESIDENT slot: that evicts its expert. As long as no byte of the load has moved,
     `abort_load` brings the former expert back, for its bytes are still there.
@@ -60,8 +60,10 @@ class ExpertCache:
             staging,
         )
         self._slots_per_layer = tuple(slots_per_layer)
-        self._starts = [0, *accumulate(slots_per_layer)]  # [L + 1]
-        self._total = self._starts[-1] + staging
+        starts = [0, *accumulate(slots_per_layer)]  # [L + 1]
+        self._total = starts[-1] + staging
+        self._members = [list(range(a, b)) for a, b in pairwise(starts)]
+        self._staging = list(range(starts[-1], self._total))
         self._keys: list[ExpertKey | None] = [None] * self._total
         self._loading = [False] * self._total
         self._protections = [0] * self._total
@@ -84,12 +86,28 @@ class ExpertCache:
         """Number of uses and loads so far: the unit of recency."""
         return self._clock
 
-    def layer_slots(self, layer: int) -> range:
-        return range(self._starts[layer], self._starts[layer + 1])
+    def layer_slots(self, layer: int) -> Sequence[int]:
+        return self._members[layer]
 
     @property
-    def staging_slots(self) -> range:
-        return range(self._starts[-1], self._total)
+    def staging_slots(self) -> Sequence[int]:
+        return self._staging
+
+    def adopt(self, staging_slot: int, layer: int, victim_slot: int) -> None:
+        """A staging slot joins `layer` with its content, and the layer's `victim_slot` becomes an empty
+        staging slot.
+
+        No byte moves. The victim must not be protected or loading; the staging slot holds an expert of
+        `layer`.
+        """
+        key = self._keys[staging_slot]
+        assert key is not None and key.layer == layer, (staging_slot, key, layer)
+        assert self.state(victim_slot) in (SlotState.EMPTY, SlotState.RESIDENT), (victim_slot, self.state(victim_slot))
+        own = self._members[layer]
+        own[own.index(victim_slot)] = staging_slot
+        self._staging[self._staging.index(staging_slot)] = victim_slot
+        if self._keys[victim_slot] is not None:
+            self.evict(victim_slot)
 
     def lookup(self, key: ExpertKey) -> int | None:
         """Slot that holds `key` or is loading it."""

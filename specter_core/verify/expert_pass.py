@@ -15,6 +15,7 @@ from specter_core.trace import Trace
 from specter_core.types import ExpertKey, WindowStats
 from specter_core.verify.combine import combine_rows
 from specter_core.verify.executor_cpu import CpuLayerExecutor
+from specter_core.verify.layer_hook import LayerHook
 from specter_core.verify.residency import ResidencyManager
 
 
@@ -42,6 +43,7 @@ class ExpertPass:
         self.executor = executor
         self.order = order
         self.trace = trace
+        self.hook: LayerHook | None = None
 
     def run(self, layer: int, routings: Sequence[Routing], stats: WindowStats) -> list[Tensor]:
         """Routed sums, [R_i, H] float32 for each of `routings` (several in prefill: one per chunk)."""
@@ -51,6 +53,8 @@ class ExpertPass:
         counts = _rows_per_expert(ids)
         late = self.prefetcher.before_layer(layer, list(counts))
         self._classify(layer, counts, late, stats)
+        if self.hook:
+            self.hook.before_plan(layer, counts)
         if self.order == "expertwise":
             self._execute(layer, counts, late, normed, ids, out, None, stats)
         else:

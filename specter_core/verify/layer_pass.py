@@ -139,9 +139,7 @@ class LayerPass:
         spare = [s for s in own if s.available and s.expert not in self._keep]
         if self._has_staging and expert not in self._keep:
             staging = [s for s in self._slots if s.staging and s.available]
-            reserved = any(e in self._keep for e in self._pending)
-            choice = staging or ([] if reserved else spare)
-            return min(choice, key=lambda s: s.rank, default=None)
+            return min(staging or spare, key=lambda s: s.rank, default=None)
         if spare:
             return min(spare, key=lambda s: s.rank)
         next_is_hit = bool(self._queue) and self._source[self._queue[0]] is Source.HIT

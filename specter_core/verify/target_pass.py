@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from specter_core.model.decoder import Decoder
-from specter_core.model.layer import DecoderLayer
 from specter_core.model.rows import Rows
 from specter_core.state.kv_cache import KVCache
 from specter_core.trace import Trace
 from specter_core.types import WindowStats
 from specter_core.verify.expert_pass import ExpertPass
-
-
-class LayerHook(Protocol):
-    """Called after each MoE layer's routed experts, with the decoder layers still to come; for lookahead policies."""
-
-    def after_layer(self, moe_index: int, hidden: Tensor, upcoming: Sequence[DecoderLayer]) -> None: ...
+from specter_core.verify.layer_hook import LayerHook
 
 
 class TargetPass:
     """Runs decoding (K + 1 rows per sequence) and layer-major prefill; both use the same row-invariant kernels."""
 
-    def __init__(self, decoder: Decoder, experts: ExpertPass, *, trace: Trace, hook: LayerHook | None = None) -> None:
+    def __init__(self, decoder: Decoder, experts: ExpertPass, *, trace: Trace) -> None:
         self.decoder = decoder
         self.experts = experts
         self.trace = trace
-        self.hook = hook
+        self.hook: LayerHook | None = None
 
     def decode(self, tokens: Tensor, rows: Rows, kv: KVCache, stats: WindowStats) -> Tensor:
         """tokens [B, T] int64 -> logits [B, T, V] float32; KV of valid rows is written behind the boundaries."""

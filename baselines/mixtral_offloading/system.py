@@ -1,0 +1,73 @@
+"""Mixtral-Offloading (arXiv 2312.17238) on Specter's decoder, cache and link: MO-SC and MO-SM."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from baselines.mixtral_offloading.lookahead import SpeculativeLoading, likeliest_of
+from harness.system import MemorySpec
+from harness.systems.engine_system import EngineSystem
+from specter_core.assembly import LoadedModel, build_engine, fixed_parts
+from specter_core.engine import SpecterEngine
+from specter_core.errors import UserError
+from specter_core.options import EngineOptions
+
+SPARE_BUFFERS = 4
+_CAPACITIES = ("same_cache", "same_memory")
+
+
+class MixtralOffloading(EngineSystem):
+    """Per-layer LRU of full-precision experts, no draft, speculative loading into spare buffers.
+
+    capacity same_cache: Specter's number of slots, the spare buffers on top. same_memory: Specter's total bytes, the
+    draft's share spent on slots and spare buffers.
+    """
+
+    def __init__(self, options: EngineOptions, *, capacity: str, spare_buffers: int, likeliest: int | None) -> None:
+        super().__init__(options, variant="improved")
+        self._capacity = capacity
+        self._spare = spare_buffers
+        self._likeliest = likeliest
+
+    def build(self, model: LoadedModel, options: EngineOptions, memory: MemorySpec) -> SpecterEngine:
+        config, entry_bytes = model.decoder.config, model.store.layout.entry_bytes
+        options = replace(options, staging_slots=self._spare)
+        if self._capacity == "same_cache":
+            budget = sum(fixed_parts(model, options).values()) + self._spare * entry_bytes
+            budget += self._specter_slots(model, options, memory) * entry_bytes
+        elif memory.budget_bytes is None:
+            raise UserError("capacity 'same_memory' needs a budget and 0 were given; choose a memory setting with one")
+        else:
+            budget = memory.budget_bytes
+        engine = build_engine(model, options, budget_bytes=budget, rate_bytes_per_s=memory.link_rate_bytes_per_s)
+        guesses = self._likeliest or likeliest_of(config.top_k)
+        engine.install_hook(SpeculativeLoading(engine.experts.loader, guesses))
+        return engine
+
+    def _specter_slots(self, model: LoadedModel, options: EngineOptions, memory: MemorySpec) -> int:
+        """Slots over all layers that Specter has in this memory setting."""
+        config, entry_bytes = model.decoder.config, model.store.layout.entry_bytes
+        layers = len(config.moe_layers)
+        if memory.slots_per_layer is not None:
+            return memory.slots_per_layer * layers
+        assert memory.budget_bytes is not None, "a memory setting gives slots or a budget"
+        draft_bytes = layers * config.num_experts * config.expert_params * 33 // 64
+        free = memory.budget_bytes - sum(fixed_parts(model, options).values()) - draft_bytes
+        return max(layers, free // entry_bytes)
+
+
+def create(options: Mapping[str, Any]) -> MixtralOffloading:
+    """options: capacity (same_cache | same_memory), variant (improved), spare_buffers, likeliest."""
+    variant, capacity = str(options.get("variant", "improved")), str(options.get("capacity", "same_memory"))
+    if variant != "improved":
+        raise UserError(f"variant {variant!r} of Mixtral-Offloading is not built, known is improved; choose it")
+    if capacity not in _CAPACITIES:
+        raise UserError(f"capacity {capacity!r} is unknown, known are {', '.join(_CAPACITIES)}; choose one of these")
+    return MixtralOffloading(
+        EngineOptions(depth=0, prefetch=False, eviction="lru"),
+        capacity=capacity,
+        spare_buffers=int(options.get("spare_buffers", SPARE_BUFFERS)),
+        likeliest=options.get("likeliest"),
+    )

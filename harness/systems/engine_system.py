@@ -1,0 +1,75 @@
+"""What the engine-backed systems share: load a model, build an engine in the given memory, generate, record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from harness.engine_records import records
+from harness.system import MemorySpec, ModelSpec, RequestRecord
+from specter_core.assembly import LoadedModel, build_engine, open_model
+from specter_core.engine import SpecterEngine
+from specter_core.errors import UserError
+from specter_core.options import EngineOptions
+from specter_core.types import Request
+
+
+class EngineSystem:
+    """A `System` on Specter's engine. Options, `build` and a hook tell one from another.
+
+    resident: every expert in a slot, whatever the memory setting says (the reference).
+    """
+
+    def __init__(self, options: EngineOptions, *, variant: str, resident: bool = False) -> None:
+        self._options = options
+        self._variant = variant
+        self._resident = resident
+        self._model: LoadedModel | None = None
+        self._engine: SpecterEngine | None = None
+
+    def load(self, model: ModelSpec, memory: MemorySpec) -> None:
+        """UserError: no draft for depth > 0, a budget below one slot per layer, an unknown device."""
+        options = replace(self._options, context_tokens=memory.max_sequence, max_batch=memory.batch)
+        self._model = open_model(
+            Path(model.path),
+            None if model.draft_path is None else Path(model.draft_path),
+            device=memory.device,
+            store=model.store,
+            need_draft=options.depth > 0,
+        )
+        self._engine = self.build(self._model, options, memory)
+
+    def build(self, model: LoadedModel, options: EngineOptions, memory: MemorySpec) -> SpecterEngine:
+        """Slots as the setting says: M where it is given in slots, else what the budget leaves."""
+        if self._resident:
+            return build_engine(model, options)
+        return build_engine(
+            model,
+            options,
+            slots_per_layer=memory.slots_per_layer,
+            budget_bytes=memory.budget_bytes if memory.slots_per_layer is None else None,
+            rate_bytes_per_s=memory.link_rate_bytes_per_s,
+        )
+
+    def generate(self, requests: Sequence[Request]) -> list[RequestRecord]:
+        assert self._engine is not None, "load comes first"
+        self._engine.reset_cache()
+        run = self._engine.generate(requests)
+        return records(run, self._engine, variant=self._variant)
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        if self._model is not None:
+            self._model.close()
+
+
+def engine_options(options: Mapping[str, Any], *, own: Sequence[str]) -> EngineOptions:
+    """EngineOptions from a system's configured options; `own` are the system's other keys. UserError for unknown."""
+    known = {f.name for f in fields(EngineOptions)}
+    unknown = sorted(set(options) - known - set(own))
+    if unknown:
+        raise UserError(f"unknown option {unknown[0]!r}, known are {', '.join(sorted(known | set(own)))}; correct it")
+    return EngineOptions(**{name: value for name, value in options.items() if name in known})

@@ -1,0 +1,22 @@
+"""Specter as a system of the harness: speculation on, or off (K = 0), or the resident reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from harness.systems.engine_system import EngineSystem, engine_options
+from specter_core.errors import UserError
+
+_VARIANTS = ("default", "paper", "reference")
+
+
+def create(options: Mapping[str, Any]) -> EngineSystem:
+    """options: `variant` (default | paper | reference) and any field of EngineOptions, `depth` among them."""
+    variant = str(options.get("variant", "default"))
+    if variant not in _VARIANTS:
+        raise UserError(f"variant {variant!r} is unknown, known are {', '.join(_VARIANTS)}; choose one of these")
+    chosen = engine_options(options, own=("variant",))
+    if variant == "paper":
+        chosen = chosen.paper()
+    return EngineSystem(chosen, variant=variant, resident=variant == "reference")
