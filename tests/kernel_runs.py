@@ -1,6 +1,7 @@
 """Runs decode-kernel checks in a process of its own, since Triton decides once whether it interprets or compiles.
 
-python tests/kernel_runs.py interpret GROUP… | compile SHAPE…: one JSON object on the last line.
+python tests/kernel_runs.py interpret GROUP… | compile SHAPE… | decode FAMILY…: one JSON object
+on the last line.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 def run(mode: str, *groups: str) -> dict[str, Any]:
     """{group: [[check, value, limit], …]} or {group: [[kernel, shared bytes, uses the matrix unit], …]}."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
     env.pop("TRITON_INTERPRET", None)
-    if mode == "interpret":
+    if mode != "compile":
         env["TRITON_INTERPRET"] = "1"
     command = [sys.executable, __file__, mode, *groups]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=False)
@@ -61,6 +63,47 @@ def interpreted(group: str) -> Iterator[Any]:
     yield from groups[group]()
 
 
+def decoded(family: str) -> list[tuple[str, float, float]]:
+    """The same layers on CudaOps and on TorchOps: prefill, then two sequences at once with padding."""
+    import tempfile
+
+    import tiny_models
+    import torch
+
+    from specter_core.model.decoder import Decoder
+    from specter_core.model.ops_cuda import CudaOps
+    from specter_core.model.rows import Rows
+    from specter_core.state.kv_cache import KVCache
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = tiny_models.tiny_checkpoint(
+            family, Path(folder), layers=2, hidden=64, experts=4, expert_width=32, heads=2, vocab=64,
+            top_k=2, original_positions=4,
+        )  # fmt: skip
+        decoders = [Decoder.load(path, compute_dtype=torch.float32, ops=ops) for ops in (None, CudaOps())]
+    caches = [KVCache(d.config, 2, 64, "cpu", torch.float32) for d in decoders]
+    generator = torch.Generator().manual_seed(3)
+    found = []
+    for rows in (Rows.prefill(0, 0, 5, 5), Rows.prefill(1, 0, 2, 2), Rows.decode([5, 2], 2, [2, 1])):
+        tokens = torch.randint(0, 64, (rows.batch, rows.steps), generator=generator)
+        outcomes = []
+        for decoder, kv in zip(decoders, caches, strict=True):
+            x, ids = decoder.embed(tokens), []
+            for layer in decoder.layers:
+                x = layer.attend(x, kv, rows)
+                if layer.moe_index is None:
+                    x = layer.dense(x)
+                else:
+                    routing = layer.route(x, rows)
+                    ids.append(routing.ids)
+                    x = layer.combine(x, routing.normed, torch.zeros_like(x))
+            outcomes.append((decoder.logits(x)[rows.valid.flatten()], torch.stack(ids)))
+        (logits, ids), (wanted, wanted_ids) = outcomes[1], outcomes[0]
+        error = float((logits - wanted).norm() / wanted.norm())
+        found += [(f"logits T={rows.steps}", error, 1e-5), ("ids", float((ids != wanted_ids).sum()), 0.0)]
+    return found
+
+
 def compiled(name: str) -> list[list[Any]]:
     import torch
 
@@ -82,8 +125,10 @@ def main() -> None:
     mode, *groups = sys.argv[1:]
     if mode == "compile":
         result: dict[str, Any] = {name: compiled(name) for name in groups}
-    else:
+    elif mode == "interpret":
         result = {group: [list(check) for check in interpreted(group)] for group in groups}
+    else:
+        result = {family: decoded(family) for family in groups}
     print(json.dumps(result))
 
 

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
 
-import torch  # noqa: E402
+import torch
 
 L2_BYTES = 200_000_000
 MIN_LAUNCHES = 24
@@ -132,7 +133,7 @@ def measure(name: str, sweep: bool) -> Iterator[dict[str, Any]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default="deepseek_v2_lite,qwen1.5_moe")
+    parser.add_argument("--models", default="deepseek_v2_lite,qwen1.5_moe,phi3.5_moe")
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--child", default="")
     parser.add_argument("--start", type=int, default=0)
@@ -155,7 +156,9 @@ def main() -> int:
     ceilings = ceiling_tb_per_s()
     ceiling = max(ceilings.values())
     torch.cuda.empty_cache()
-    print(f"HBM ceiling: copy {ceilings['copy']:.2f}, read {ceilings['read']:.2f} TB/s (compiled in {compiled_s:.0f} s)")
+    print(
+        f"HBM ceiling: copy {ceilings['copy']:.2f}, read {ceilings['read']:.2f} TB/s (compiled in {compiled_s:.0f} s)"
+    )
     print(f"{'model':17s} {'kernel':38s} {'rows':>4s} {'µs':>8s} {'floor':>7s} {'ratio':>6s} {'TB/s':>5s}")
     rows: list[dict[str, Any]] = []
     for model in models:

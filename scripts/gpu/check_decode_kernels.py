@@ -1,7 +1,7 @@
 """Check the decode kernels on CUDA at real shapes: python -m scripts.gpu.check_decode_kernels [--quick]
 
-Values against float64, and bits: a row must have the same bits for any number of rows from 1 to 33, at any place, in any
-company, bucket and grouping. Each task runs in a process of its own, so that a fault in one hides no other. Prints one
+Values against float64, and bits: a row must have the same bits for any number of rows from 1 to 33, at any place, in
+any company, bucket and grouping. Each task runs in a process of its own, so that a fault in one hides no other. Prints one
 line per failed check and per task, one JSON object last; exit code 1 when anything failed.
 """
 
@@ -18,9 +18,11 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+ROOT = str(Path(__file__).resolve().parents[2])
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)
 
-import torch  # noqa: E402
+import torch
 
 Task = tuple[str, str, tuple[Any, ...]]
 """(name, dtype, arguments of `run_task`)"""
@@ -39,8 +41,8 @@ def tasks(quick: bool) -> list[Task]:
         for rows in (16, 32):
             found.append(("linear", "bfloat16", (n, k, rows, split, counts if k <= 4096 else few)))
     found.append(("linear", "float16", (2048, 2048, 32, 1, few)))
-    found += [("table", "bfloat16", (n, k, pair, few)) for n, k, pair in (
-        (3648, 2048, False), (64, 2048, False), (102400, 2048, False), (2816, 2048, True), (2048, 5632, False))]  # fmt: skip
+    table = [(3648, 2048, False), (64, 2048, False), (102400, 2048, False), (2816, 2048, True), (2048, 5632, False)]
+    found += [("table", "bfloat16", (*shape, few)) for shape in table]
     for dtype in ("bfloat16", "float16"):
         for batch, steps, start in ((1, 33, 100), (3, 17, 40), (1, 5, 508), (2, 4, 1500), (4, 1, 60)):
             found.append(("mla", dtype, (batch, steps, start)))
@@ -76,11 +78,7 @@ def linear_task(env: Any, n: int, k: int, rows: int, split: int, counts: tuple[i
 
     values = tuple(c for c in (1, 17, 33) if c in counts)
     tile = LinearTile(rows, 16, 128, split)
-    for check in linear_checks(env, n, k, tile, values):
-        if "company" not in check.name:
-            yield check
-    for check in linear_checks(env, n, k, tile, counts, values=False):
-        yield check
+    yield from linear_checks(env, n, k, tile, counts, values)
 
 
 def table_task(env: Any, n: int, k: int, pair: bool, counts: tuple[int, ...]) -> Iterator[Any]:
@@ -90,7 +88,7 @@ def table_task(env: Any, n: int, k: int, pair: bool, counts: tuple[int, ...]) ->
 
     for preset in Preset:
         tile = linear_tile(n, k, pair=pair, preset=preset)
-        yield from linear_checks(env, n, k, tile, counts, values=False)
+        yield from linear_checks(env, n, k, tile, counts, ())
 
 
 def mla_task(env: Any, batch: int, steps: int, start: int) -> Iterator[Any]:

@@ -157,10 +157,8 @@ def attention_cases(
     part_of = make.rows(rows, context - rows)
     where = f"ctx={context}"
     heads, d = shape.heads, shape.head_dim
-    tables = RopeTables(
-        make.randn(1, capacity, shape.rope, dtype=torch.float32), make.randn(1, capacity, shape.rope, dtype=torch.float32),
-        bool(shape.rank), 1 << 30,
-    )  # fmt: skip
+    angles = [make.randn(1, capacity, shape.rope, dtype=torch.float32) for _ in range(2)]
+    tables = RopeTables(*angles, bool(shape.rank), 1 << 30)
     if shape.rank:
         rank, width = shape.rank, shape.rank + shape.rope
         gain = 1.0 + make.randn(rank, scale=0.1)
@@ -192,8 +190,12 @@ def attention_cases(
 
             return [launch(make.randn(heads, rank, d, scale=0.05)) for _ in range(copies)]
 
-        yield Case(f"MLA absorb+rope+append {where}", rows, heads * shape.nope * rank * 2 + rows * heads * width * 2, prepare)
-        yield Case(f"MLA splits x{steps_per_program} {where}", rows, context * width * 2 + rows * heads * width * 2, splits)
+        yield Case(
+            f"MLA absorb+rope+append {where}", rows, heads * shape.nope * rank * 2 + rows * heads * width * 2, prepare
+        )
+        yield Case(
+            f"MLA splits x{steps_per_program} {where}", rows, context * width * 2 + rows * heads * width * 2, splits
+        )
         yield Case(f"MLA combine+values {where}", rows, heads * rank * d * 2 + rows * heads * rank * 4, values)
         return
     kv = shape.kv_heads
@@ -232,10 +234,16 @@ def routing_cases(shape: Shape, make: Maker, rows: int) -> Iterator[Case]:
     part_of = make.rows(rows, 5)
     members = make.empty(shape.experts, 64, dtype=torch.int32)
     counts = make.empty(shape.experts, dtype=torch.int32)
-    results, summed = make.randn(rows, k, shape.hidden, dtype=torch.float32), make.empty(rows, shape.hidden, dtype=torch.float32)
+    results, summed = (
+        make.randn(rows, k, shape.hidden, dtype=torch.float32),
+        make.empty(rows, shape.hidden, dtype=torch.float32),
+    )
     parts = -(-shape.vocab // ARGMAX_BLOCK)
     best, best_id = make.empty(rows * parts, dtype=torch.float32), make.empty(rows * parts, dtype=torch.int32)
-    scores, token = make.randn(rows, shape.vocab, dtype=torch.float32), torch.zeros(rows, dtype=torch.int64, device=make.device)
+    scores, token = (
+        make.randn(rows, shape.vocab, dtype=torch.float32),
+        torch.zeros(rows, dtype=torch.int64, device=make.device),
+    )
     table, embedded = make.randn(shape.vocab, shape.hidden), make.empty(rows, shape.hidden)
     sequence = torch.zeros(rows, 4096, dtype=torch.int64, device=make.device)
     lengths, positions, context = (torch.zeros(rows, dtype=torch.int64, device=make.device) for _ in range(3))
@@ -309,7 +317,11 @@ def sweep_cases(shape: Shape, make: Maker) -> Iterator[Case]:
     layers = [("qkv", 3648, 2048, True, False), ("o", 2048, 2048, False, False), ("gate|up", 2816, 2048, False, True)]
     layers += [("down", 2048, 2816, False, False), ("router", 64, 2048, True, False)]
     if not shape.rank:
-        layers = [("gate|up", 5632, 2048, False, True), ("down", 2048, 5632, False, False), ("qkv", 6144, 2048, True, False)]
+        layers = [
+            ("gate|up", 5632, 2048, False, True),
+            ("down", 2048, 5632, False, False),
+            ("qkv", 6144, 2048, True, False),
+        ]
     for name, n, k, normed, pair in layers:
         for rows, count in ((16, 1), (32, 17)):
             for block_n, block_k, split, warps, stages in (
@@ -321,7 +333,9 @@ def sweep_cases(shape: Shape, make: Maker) -> Iterator[Case]:
                     continue
                 tile = LinearTile(rows, block_n, block_k, split, warps, stages)
                 label = f"{name} {block_n}x{block_k} split{split} w{warps} s{stages}"
-                yield linear_case(make, label, count, n, k, Preset.DRAFT, norm=norm if normed else None, swiglu=pair, tile=tile)
+                yield linear_case(
+                    make, label, count, n, k, Preset.DRAFT, norm=norm if normed else None, swiglu=pair, tile=tile
+                )
     for rows, block_n, block_k, warps, stages in (
         (16, 16, 128, 4, 4), (16, 32, 64, 4, 4), (16, 32, 128, 4, 3), (16, 32, 128, 4, 5), (16, 64, 128, 4, 3),
         (16, 64, 64, 4, 4), (16, 32, 256, 4, 3), (32, 32, 128, 4, 4), (32, 64, 128, 4, 3),

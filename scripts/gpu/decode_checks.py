@@ -1,8 +1,8 @@
 """Checks of the decode kernels against float64 and against themselves, for any device, dtype and shape.
 
 Each function runs one kernel family and yields `Check`s: a relative error with its limit, or a number of mismatches
-(limit 0). tests/ runs them under Triton's interpreter at odd little sizes, check_decode_kernels.py on CUDA at real ones.
-Outputs are poisoned with NaN before each run.
+(limit 0). tests/ runs them under Triton's interpreter at odd little sizes, check_decode_kernels.py on CUDA at real
+ones. Outputs are poisoned with NaN before each run.
 """
 
 from __future__ import annotations
@@ -35,23 +35,25 @@ class Check(NamedTuple):
 
 
 class Env(NamedTuple):
-    """Where and in which dtype to check; draws fresh random data from the generator (a CPU one)."""
+    """Where and in which dtype to check; small integers are drawn on the CPU, values on the device."""
 
     device: str
     dtype: torch.dtype
     generator: torch.Generator
+    values: torch.Generator
 
     @staticmethod
     def make(device: str, dtype: torch.dtype, seed: int) -> Env:
-        return Env(device, dtype, torch.Generator().manual_seed(seed))
+        values = torch.Generator(device).manual_seed(seed)
+        return Env(device, dtype, torch.Generator().manual_seed(seed), values)
 
     @property
     def tolerance(self) -> float:
         return {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}[self.dtype]
 
     def randn(self, *shape: int, scale: float = 1.0, dtype: torch.dtype | None = None) -> Tensor:
-        data = torch.randn(*shape, generator=self.generator) * scale
-        return data.to(self.device, dtype or self.dtype)
+        kind = dtype or self.dtype
+        return torch.randn(*shape, generator=self.values, device=self.device, dtype=kind).mul_(scale)
 
     def randint(self, low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=self.generator).to(self.device)
@@ -99,21 +101,27 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
 
 
 def linear_checks(
-    env: Env, n: int, k: int, tile: LinearTile, counts: Sequence[int], *, values: bool = True
-) -> Iterator[Check]:
-    """Every option of the linear layer on a weight [n, k], and its row-invariance over `counts` rows."""
+    env: Env, n: int, k: int, tile: LinearTile, counts: Sequence[int],
+    value_counts: Sequence[int] | None = None,
+) -> Iterator[Check]:  # fmt: skip
+    """Every option of the linear layer on a weight [n, k], and its row-invariance over `counts` rows.
+
+    value_counts: numbers of rows at which the options are compared with float64; None: counts.
+    """
     w = env.randn(n, k, scale=k**-0.5)
     pair = env.randn(2 * n, k, scale=k**-0.5)
     bias, gain, shift = env.randn(n), 1.0 + env.randn(k, scale=0.1), env.randn(k, scale=0.1)
     rms_norm, full_norm = NormWeights(gain, None, 1e-6, False), NormWeights(gain, shift, 1e-5, True)
     whole = LinearTile(tile.rows, tile.block_n, tile.block_k, 1, tile.warps, tile.stages)
 
-    def run(x: Tensor, weight: Tensor = w, with_tile: LinearTile = tile, out_dtype: Any = None, **options: Any) -> Tensor:
+    def run(
+        x: Tensor, weight: Tensor = w, with_tile: LinearTile = tile, out_dtype: Any = None, **options: Any
+    ) -> Tensor:
         out = env.poison(x.shape[0], n, dtype=out_dtype)
         partial = env.poison(with_tile.split * x.shape[0] * n, dtype=torch.float32)
         return linear(x, weight, out, with_tile, partial=partial, **options)
 
-    for count in counts if values else ():
+    for count in counts if value_counts is None else value_counts:
         x = env.randn(count, k)
         residual, addend = env.randn(count, n), env.randn(count, n, dtype=torch.float32)
         gate = env.randn(count, 3, dtype=torch.float32)[:, 1]
@@ -239,9 +247,7 @@ def one_by_one(sequences: Sequences, flat: Tensor, run: Callable[[Sequences, Ten
     shaped = flat.unflatten(0, (batch, steps))
     parts = []
     for t in range(steps):
-        alone = Sequences(
-            tuple(s + t for s in sequences.starts), 1, tuple(int(t < c) for c in sequences.counts)
-        )
+        alone = Sequences(tuple(s + t for s in sequences.starts), 1, tuple(int(t < c) for c in sequences.counts))
         parts.append(run(alone, shaped[:, t].contiguous()))
     return torch.stack(parts, dim=1).flatten(0, 1)
 

@@ -16,7 +16,7 @@ from specter_core.model.kernels.tokens import ARGMAX_BLOCK, append_tokens, argma
 from specter_core.model.router import softmax_top_k, sparsemixer
 from specter_core.verify.kernels.combine_rows import combine_rows
 from specter_core.verify.kernels.group_rows import group_rows
-from specter_core.verify.kernels.grouped_ffn import GATE_UP_TILE, DOWN_TILE, GroupedTile, grouped_ffn
+from specter_core.verify.kernels.grouped_ffn import DOWN_TILE, GATE_UP_TILE, GroupedTile, grouped_ffn
 
 
 def router_checks(env: Env, experts: int, top_k: int, count: int) -> Iterator[Check]:
@@ -162,5 +162,3 @@ def token_checks(env: Env, vocab: int, hidden: int, count: int) -> Iterator[Chec
     wrong = float((sequence != want_sequence).sum())
     wrong += sum(float((a != b).sum()) for a, b in zip((lengths, positions, context), want, strict=True))
     yield Check(f"append B={count}", wrong, 0.0)
-
-

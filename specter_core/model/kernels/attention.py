@@ -87,11 +87,11 @@ def _combine_kernel(
     position = tl.where(tl.load(valid + row) != 0, tl.load(positions + row), -1).to(tl.int32)
     count = split_of(position) + 1
     top = float("-inf")
-    for s in range(0, count):
+    for s in range(count):
         top = tl.maximum(top, tl.load(part_top + (row * splits + s) * HEADS + head))
     total = 0.0
     acc = tl.zeros([BLOCK_D], tl.float32)
-    for s in range(0, count):
+    for s in range(count):
         at = (row * splits + s) * HEADS + head
         weight = tl.exp2(tl.load(part_top + at) - top)
         total += weight * tl.load(part_total + at)

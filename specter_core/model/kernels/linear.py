@@ -36,9 +36,7 @@ def _epilogue(
     if HAS_ADDEND:
         y += tl.load(addend + rows[:, None] * N + cols[None, :], mask=mask, other=0.0)
     if HAS_RESIDUAL:
-        y += tl.load(residual + rows[:, None] * stride_res + cols[None, :], mask=mask, other=0.0).to(
-            tl.float32
-        )
+        y += tl.load(residual + rows[:, None] * stride_res + cols[None, :], mask=mask, other=0.0).to(tl.float32)
     return y
 
 

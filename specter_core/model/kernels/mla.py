@@ -50,7 +50,7 @@ def _mla_prepare_kernel(
             if SIDES == 2:
                 side = (tl.load(context + row) > switch).to(tl.int32)
             d = tl.arange(0, BLOCK_ROPE)
-            for head in range(0, HEADS):
+            for head in range(HEADS):
                 x = q_rope + row * stride_rope + head * ROPE
                 y = rotated(x, d, d < ROPE, position, side, cos, sin, POSITIONS, ROPE, INTERLEAVED)
                 at = q_latent + (row * HEADS + head) * WIDTH + RANK + d

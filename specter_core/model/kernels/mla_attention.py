@@ -81,12 +81,12 @@ def _mla_value_kernel(
     count = split_of(position) + 1  # [ROWS]; 0 for invalid rows
     most = tl.max(count, axis=0)
     top = tl.full([ROWS], float("-inf"), tl.float32)
-    for s in range(0, most):
+    for s in range(most):
         at = (rows * splits + s) * HEADS + head
         top = tl.maximum(top, tl.load(part_top + at, mask=s < count, other=float("-inf")))
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.zeros([ROWS], tl.float32)
-    for s in range(0, most):
+    for s in range(most):
         at = (rows * splits + s) * HEADS + head
         weight = tl.exp2(tl.load(part_top + at, mask=s < count, other=float("-inf")) - top)
         total += weight * tl.load(part_total + at, mask=s < count, other=0.0)
@@ -95,7 +95,7 @@ def _mla_value_kernel(
     for k0 in range(0, RANK, BLOCK_K):
         k = k0 + tl.arange(0, BLOCK_K)
         latent = tl.zeros([ROWS, BLOCK_K], tl.float32)
-        for s in range(0, most):
+        for s in range(most):
             at = (rows * splits + s) * HEADS + head
             weight = tl.exp2(tl.load(part_top + at, mask=s < count, other=float("-inf")) - top)
             mask = (s < count)[:, None] & (k < RANK)[None, :]

@@ -1,0 +1,15 @@
+"""The decoder's layers on the CUDA operations (interpreted) against the same layers on the torch operations."""
+
+from __future__ import annotations
+
+import kernel_runs
+import pytest
+
+pytest.importorskip("triton")
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "qwen2_moe", "phimoe"])
+def test_cuda_operations_route_and_score_as_the_torch_ones_do(family: str) -> None:
+    found = kernel_runs.run("decode", family)[family]
+    assert len(found) == 6
+    assert [check for check in found if not check[1] <= check[2]] == []
