@@ -19,35 +19,45 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 
-@hydra.main(version_base="1.3", config_path="conf", config_name="config")
+@hydra.main(version_base="1.3", config_path=str(Path(__file__).resolve().parent / "conf"), config_name="config")
 def app(composed: DictConfig) -> None:
-    """Config -> dataclass -> plan -> run."""
+    from specter_core.errors import UserError
+
+    try:
+        code = execute(composed)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        code = 2
+    raise SystemExit(code)
+
+
+def execute(composed: DictConfig) -> int:
+    """Config -> dataclass -> plan -> run. Returns the exit code."""
     from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
-    from harness import listing
     from harness.config import run_config
-    from harness.dataset_source import DatasetSource
-    from harness.grid import plan_run
-    from harness.runner import output_folder, run
-    from harness.table import print_summary
 
     raw = OmegaConf.to_container(composed, resolve=True)
     assert isinstance(raw, dict)
     config = run_config({str(key): value for key, value in raw.items()})
+    from harness import listing
+    from harness.dataset_source import DatasetSource
+    from harness.grid import plan_run, reference_system
+
     named = any(override.startswith("model=") for override in HydraConfig.get().overrides.task)
-    source = DatasetSource(config.datasets, prompts=config.prompts, seed=config.seed)
+    source = DatasetSource(prompts=config.prompts, seed=config.seed)
     plan = plan_run(config, source, named_models=named)
     if composed.command == "plan":
         print("\n".join(listing.plan_lines(config, plan)))
-        return
-    outcome = run(config, plan, source)
-    import pandas as pd
+        return 0
+    from harness.runner import output_folder, run
+    from harness.table import print_summary
 
-    print_summary(pd.read_csv(output_folder(config) / "summary.csv"), plan.device)
+    outcome = run(config, plan, source, reference=reference_system())
+    print_summary(output_folder(config) / "summary.csv", plan.device)
     print(json.dumps(outcome))
-    if not outcome["rows"]:
-        raise SystemExit(1)
+    return 0 if outcome["rows"] else 1
 
 
 def main(arguments: list[str]) -> int:
@@ -64,7 +74,7 @@ def main(arguments: list[str]) -> int:
                 from harness import listing
                 from harness.dataset_source import DatasetSource
 
-                print("\n".join(listing.catalogue_lines(DatasetSource({}, prompts=1, seed=0))))
+                print("\n".join(listing.catalogue_lines(DatasetSource(prompts=1, seed=0))))
                 return 0
             case ["validate", folder]:
                 from harness.validate import validate

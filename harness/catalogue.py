@@ -40,7 +40,8 @@ def check_overrides(overrides: Sequence[str], conf: Path = CONF) -> None:
         group, _, value = override.partition("=")
         if group in GROUPS:
             for name in value.strip("[] ").split(","):
-                check(group, name.strip(" '\""), conf)
+                if name or value != "[]":
+                    check(group, name.strip(" '\""), conf)
 
 
 def _loader() -> type[yaml.SafeLoader]:

@@ -4,9 +4,8 @@ hand."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from harness import datasets
 from harness.catalogue import ROOT
@@ -27,8 +26,8 @@ def assets_root() -> Path:
 class DatasetSource:
     """`prompts` per dataset label, chosen by `seed`. Tokenizers and texts are read once."""
 
-    def __init__(self, chosen: Mapping[str, Mapping[str, Any]], *, prompts: int, seed: int) -> None:
-        self._chosen, self._prompts, self._seed = chosen, prompts, seed
+    def __init__(self, *, prompts: int, seed: int) -> None:
+        self._prompts, self._seed = prompts, seed
         self._texts: dict[str, list[PromptText]] = {}
         self._encoders: dict[str, Callable[[str], Sequence[int]]] = {}
         self._selected: dict[tuple[str, str, int], list[BenchPrompt]] = {}
@@ -48,9 +47,7 @@ class DatasetSource:
                 prefix_len=prefix_tokens,
                 seed=self._seed,
             )
-            self._selected[key] = [
-                BenchPrompt(p.dataset, p.label, p.prompt_id, p.token_ids, p.private) for p in found
-            ]
+            self._selected[key] = [BenchPrompt(p.dataset, p.label, p.prompt_id, p.token_ids, p.private) for p in found]
         return self._selected[key]
 
     def warmup(self, model: ModelSpec, prefix_tokens: int) -> BenchPrompt:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from harness.config import Launcher, SystemEntry
-from harness.grid import PlannedGroup, missing_module
+from harness.config import SystemEntry
+from harness.grid import PlannedGroup
+from harness.measure import Measurement
 from harness.prompts import BenchPrompt
 from harness.reference_tokens import ReferenceKey, ReferenceTokens, reference_key
 from harness.system import MemorySpec, ModelSpec
@@ -14,20 +15,10 @@ from harness.worker_process import WorkerFailure, WorkerProcess
 from specter_core.types import Request
 
 
-def fill_reference(
-    reference: ReferenceTokens,
-    system: SystemEntry,
-    model: ModelSpec,
-    groups: Iterable[PlannedGroup],
-    launcher: Launcher,
-    *,
-    device: str,
-    threads: int | None,
-    log: Path,
-    notice: Callable[[str], None],
-) -> None:
-    """Runs K = 0, B = 1, every expert resident, once per prompt that has no tokens yet. A reference run that
-    fails leaves exact_match empty, with a notice; the measured run goes on."""
+def missing_reference(
+    reference: ReferenceTokens, model: ModelSpec, groups: Iterable[PlannedGroup]
+) -> dict[ReferenceKey, BenchPrompt]:
+    """The prompts of some groups that have no reference tokens yet."""
     wanted: dict[ReferenceKey, BenchPrompt] = {}
     for planned in groups:
         for prompts in planned.prompts.values():
@@ -35,11 +26,21 @@ def fill_reference(
                 key = reference_key(model.weights_hash, prompt, planned.group.setting.new_tokens)
                 if not reference.has(key):
                     wanted[key] = prompt
-    if not wanted:
-        return
-    if (line := missing_module(system)) is not None:
-        notice(f"{model.name}: exact_match stays empty, {line}")
-        return
+    return wanted
+
+
+def fill_reference(
+    measurement: Measurement,
+    system: SystemEntry,
+    model: ModelSpec,
+    wanted: Mapping[ReferenceKey, BenchPrompt],
+    *,
+    device: str,
+    log: Path,
+) -> None:
+    """Runs K = 0, B = 1, every expert resident, once per wanted prompt. A reference run that fails leaves
+    exact_match empty for the rest, with a notice; the measured run goes on."""
+    launcher, threads = measurement.config.launcher, measurement.config.threads
     longest = max(len(prompt.tokens) + key.new_tokens for key, prompt in wanted.items())
     memory = MemorySpec("resident", None, None, "native", None, device, batch=1, max_sequence=longest)
     worker = WorkerProcess(log, threads=threads)
@@ -48,8 +49,8 @@ def fill_reference(
         for key, prompt in wanted.items():
             request = Request(prompt.prompt_id, tuple(prompt.tokens), key.new_tokens, ignore_eos=True)
             record = worker.generate([request], launcher.generate_timeout_s)[0]
-            reference.put(key, prompt, record.tokens)
+            measurement.reference.put(key, prompt, record.tokens)
     except WorkerFailure as failure:
-        notice(f"{model.name}: exact_match stays empty where the reference run failed, {failure}")
+        measurement.notice(f"{model.name}: exact_match stays empty where the reference run failed, {failure}")
     finally:
         worker.close()

@@ -14,12 +14,12 @@ import pandas as pd
 from harness import environment, frame
 from harness.catalogue import ROOT
 from harness.config import RunConfig, SystemEntry
-from harness.grid import PlannedGroup, RunPlan, reference_system
+from harness.grid import PlannedGroup, RunPlan, missing_module
 from harness.measure import Measurement
 from harness.progress import RunProgress
-from harness.prompts import BenchPrompt, PromptSource
+from harness.prompts import PromptSource
 from harness.records import RecordFile
-from harness.reference_run import fill_reference
+from harness.reference_run import fill_reference, missing_reference
 from harness.reference_tokens import ReferenceTokens
 from harness.shared_store import shared_store
 from harness.summary import summarise
@@ -33,11 +33,17 @@ def output_folder(config: RunConfig) -> Path:
 
 
 def run(
-    config: RunConfig, plan: RunPlan, source: PromptSource, *, store: Store = shared_store
+    config: RunConfig,
+    plan: RunPlan,
+    source: PromptSource,
+    *,
+    reference: SystemEntry | None = None,
+    store: Store = shared_store,
 ) -> dict[str, Any]:
     """Measures what is planned and not recorded, then writes summary.csv and the figures. Returns what run.py
-    prints as its last line. UserError (disk full, no room for a store, a broken checkpoint) ends the run;
-    every row that was recorded stays."""
+    prints as its last line. reference: the system whose greedy tokens exact_match compares with; None: no
+    reference run, only tokens that an earlier one left. UserError (disk full, no room for a store, a broken
+    checkpoint) ends the run; every row that was recorded stays."""
     out = output_folder(config)
     path = out / "records.csv"
     if config.fresh:
@@ -47,9 +53,8 @@ def run(
         records = RecordFile(path, progress.notice)
         before = len(records.done)
         hashes = {name: spec.weights_hash for name, spec in plan.models.items()}
-        environment.write(
-            out / "environment.json", environment.capture(plan.device, config.threads, hashes, commit)
-        )
+        captured = environment.capture(plan.device, config.threads, hashes, commit)
+        environment.write(out / "environment.json", captured)
         write_systems(out / "systems.csv", config.systems)
         for skip in plan.skips:
             progress.notice(f"skipped: {skip.what}: {skip.reason}")
@@ -63,46 +68,41 @@ def run(
             advance=progress.advance,
         )
         for name, spec in plan.models.items():
-            blocks = [[p for p in block if p.group.setting.model.name == name] for block in plan.blocks]
-            _run_model(spec, [b for b in blocks if b], measurement, plan.device, progress, source, store)
+            groups = [p for p in plan.groups if p.model.name == name]
+            _run_model(spec, groups, measurement, plan.device, progress, source, reference, store)
     return finish(config, plan, out, new=len(records.done) - before)
 
 
 def _run_model(
     spec: ModelSpec,
-    blocks: list[list[PlannedGroup]],
+    groups: list[PlannedGroup],
     measurement: Measurement,
     device: str,
     progress: RunProgress,
     source: PromptSource,
+    reference: SystemEntry | None,
     store: Store,
 ) -> None:
+    """One model's groups in their order, over one host store that lives as long as it is needed."""
     config = measurement.config
-    warmups: dict[int, BenchPrompt] = {}
-    open_groups = [p for block in blocks for p in block if measurement.open(p)]
+    open_groups = [p for p in groups if measurement.open(p)]
+    wanted = missing_reference(measurement.reference, spec, open_groups) if config.temperature == 0 else {}
+    if wanted and reference is not None and (line := missing_module(reference)) is not None:
+        progress.notice(f"{spec.name}: exact_match stays empty, {line}")
+        reference = None
+    systems = [p.group.system for p in open_groups] + ([reference] if wanted and reference else [])
     with ExitStack() as stack:
-        reference = reference_system()
-        if any(p.group.system.needs_store for p in open_groups):
+        if any(s.needs_store for s in systems):
             progress.begin(f"{spec.name}: filling the host store")
             spec = stack.enter_context(store(spec, config.threads))
-            if config.temperature == 0:
-                progress.begin(f"{spec.name}: reference run (untimed)")
-                fill_reference(
-                    measurement.reference,
-                    reference,
-                    spec,
-                    open_groups,
-                    config.launcher,
-                    device=device,
-                    threads=config.threads,
-                    log=measurement.logs / f"{spec.name}-reference.log",
-                    notice=progress.notice,
-                )
-        for planned in (p for block in blocks for p in block):
-            prefix = planned.group.setting.prefix_tokens
-            warmups.setdefault(prefix, source.warmup(spec, prefix))
+        if wanted and reference is not None:
+            progress.begin(f"{spec.name}: reference run (untimed)")
+            log = measurement.logs / f"{spec.name}-reference.log"
+            fill_reference(measurement, reference, spec, wanted, device=device, log=log)
+        for planned in groups:
             progress.begin(planned.group.name)
-            measurement.run(planned.group, spec, planned.memory, planned.prompts, warmups[prefix])
+            warmup = source.warmup(spec, planned.group.setting.prefix_tokens)
+            measurement.run(planned.group, spec, planned.memory, planned.prompts, warmup)
 
 
 def finish(config: RunConfig, plan: RunPlan, out: Path, *, new: int) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
@@ -12,9 +13,10 @@ from rich.table import Table
 WATERMARK = "CPU run: checks behaviour, not GPU performance"
 
 
-def print_summary(summary: pd.DataFrame, device: str, console: Console | None = None) -> None:
-    """One block per setting, systems by mean TPOT. CPU tables carry the watermark."""
+def print_summary(path: Path, device: str, console: Console | None = None) -> None:
+    """summary.csv, one block per setting, systems by mean TPOT. CPU tables carry the watermark."""
     console = console or Console(file=sys.stderr, width=None if sys.stderr.isatty() else 150)
+    summary = pd.read_csv(path)
     setting = ["model", "weights", "memory", "link"]
     for key, block in summary.groupby(setting, sort=False):
         table = Table(
@@ -36,9 +38,7 @@ def print_summary(summary: pd.DataFrame, device: str, console: Console | None = 
         table.add_column("exact", justify="right")
         table.add_column("n", justify="right")
         for row in block.sort_values("tpot_ms").to_dict("records"):
-            interval = (
-                f" [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]" if row["system"] != "specter" else ""
-            )
+            interval = f" [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]" if row["system"] != "specter" else ""
             failed = f" ({row['failed']} failed)" if row["failed"] else ""
             table.add_row(
                 f"{row['system']}" + (f" K={row['K']}" if row["K"] else ""),

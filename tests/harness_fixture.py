@@ -9,7 +9,7 @@ from typing import Any
 
 from harness import runner
 from harness.cells import expand
-from harness.config import RunConfig, run_config
+from harness.config import RunConfig, SystemEntry, run_config
 from harness.grid import PlannedGroup, RunPlan, _planned
 from harness.prompts import BenchPrompt
 from harness.system import ModelShape, ModelSpec
@@ -25,16 +25,11 @@ class FixedPrompts:
         return "dataset=gone is not here; fetch it with: fetch gone" if dataset == "gone" else None
 
     def select(self, model: ModelSpec, dataset: str, prefix_tokens: int) -> list[BenchPrompt]:
+        private = dataset == "secret"
         return [
-            BenchPrompt(
-                dataset,
-                label,
-                f"{dataset}-{label}-{i}",
-                tuple(range(i, i + prefix_tokens)),
-                dataset == "secret",
-            )
-            for label in ("GK", "C4")
-            for i in (1, 2)
+            BenchPrompt(dataset, label, f"{dataset}-{label}-{i}", tuple(range(i, i + prefix_tokens)), private)
+            for label, numbers in (("GK", (1, 2)), ("C4", (11, 12)))
+            for i in numbers
         ]
 
     def warmup(self, model: ModelSpec, prefix_tokens: int) -> BenchPrompt:
@@ -81,8 +76,7 @@ def raw_config(out: Path, systems: dict[str, dict[str, Any]] | None = None, **ch
 def plan(config: RunConfig) -> RunPlan:
     """Like `plan_run`, with one model spec for every model and no look at the disk."""
     specs = {
-        m.name: ModelSpec(m.name, m.family, "", None, "reference", "bfloat16", "cafe", SHAPE)
-        for m in config.models
+        m.name: ModelSpec(m.name, m.family, "", None, "reference", "bfloat16", "cafe", SHAPE) for m in config.models
     }
     grid = expand(config, "cpu")
     here: dict[str, str | None] = dict.fromkeys(config.datasets)
@@ -98,6 +92,6 @@ def no_store(spec: ModelSpec, threads: int | None) -> Iterator[ModelSpec]:
     yield spec
 
 
-def run(raw: dict[str, Any]) -> dict[str, Any]:
+def run(raw: dict[str, Any], reference: SystemEntry | None = None) -> dict[str, Any]:
     config = run_config(raw)
-    return runner.run(config, plan(config), FixedPrompts(), store=no_store)
+    return runner.run(config, plan(config), FixedPrompts(), reference=reference, store=no_store)

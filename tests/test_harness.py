@@ -17,12 +17,10 @@ from harness_fixture import TESTS, FixedPrompts, plan, raw_config, run
 
 from harness import frame
 from harness.cells import batches, expand
-from harness.config import run_config
+from harness.config import SystemEntry, run_config
 from harness.records import read_rows
 from harness.reference_tokens import ReferenceTokens, reference_key
 from harness.summary import ratio, summarise
-
-MODEL_HASH = "cafe"
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +33,8 @@ def statuses(out: Path) -> dict[str, list[str]]:
     return rows.groupby("system")["status"].apply(list).to_dict()
 
 
-def fill_reference(out: Path, wrong: bool = False) -> None:
-    """What a reference run of the fake system would leave."""
-    reference = ReferenceTokens(out / "reference_tokens.jsonl")
-    for prompt in FixedPrompts().select(None, "builtin", 4):
-        tokens = [(sum(prompt.tokens) + i + wrong) % 50 for i in range(6)]
-        reference.put(reference_key(MODEL_HASH, prompt, 6), prompt, tokens)
+def reference(**options) -> SystemEntry:
+    return SystemEntry("reference", "fake_systems", "Reference", "#000000", 10, options=options)
 
 
 def test_a_run_leaves_records_environment_summary_and_a_closing_line(tmp_path):
@@ -101,9 +95,7 @@ def test_a_worker_that_always_dies_gets_status_rows_and_the_run_goes_on(tmp_path
     assert sum("not measured" in r for r in reasons) == 2
 
 
-@pytest.mark.parametrize(
-    ("behaviour", "status"), [("refuse", "refused"), ("memory", "oom"), ("bug", "failed")]
-)
+@pytest.mark.parametrize(("behaviour", "status"), [("refuse", "refused"), ("memory", "oom"), ("bug", "failed")])
 def test_a_system_that_cannot_load_gets_a_row_per_prompt(tmp_path, behaviour, status):
     run(raw_config(tmp_path, {"specter": {"options": {"behaviour": behaviour, "at": "load"}}, "mo_sm": {}}))
     assert statuses(tmp_path) == {"specter": [status] * 4, "mo_sm": ["ok"] * 4}
@@ -115,28 +107,34 @@ def test_a_refused_request_costs_its_row_alone_and_no_worker(tmp_path):
     assert statuses(tmp_path)["specter"] == ["refused", "ok", "ok", "ok"]
 
 
-def test_exact_match_compares_with_the_reference_run(tmp_path):
-    fill_reference(tmp_path)
-    run(raw_config(tmp_path, {"specter": {}, "mo_sm": {"options": {"wrong_tokens": True}}}))
+def test_exact_match_compares_with_one_untimed_reference_run_per_prompt(tmp_path):
+    raw = raw_config(tmp_path, {"specter": {}, "mo_sm": {"options": {"wrong_tokens": True}}})
+    runs = reference(counter=str(tmp_path / "runs"))
+    outcome = run(raw, runs)
     rows = frame.load(tmp_path / "records.csv")
     assert rows.groupby("system")["exact_match"].all().to_dict() == {"specter": True, "mo_sm": False}
+    assert set(rows["system"]) == {"specter", "mo_sm"} and outcome["specter_exact_match"] is True
+    run(raw_config(tmp_path, {"mo_sc": {}}), runs)
+    assert (tmp_path / "runs").stat().st_size == 4, "tokens of the first run serve the second"
 
 
-def test_without_a_reference_or_when_sampling_exact_match_is_empty(tmp_path):
-    run(raw_config(tmp_path))
+def test_a_failing_reference_run_leaves_exact_match_empty_and_the_run_goes_on(tmp_path):
+    run(raw_config(tmp_path), reference(behaviour="kill", at=3, counter=str(tmp_path / "runs")))
+    rows = frame.load(tmp_path / "records.csv")
+    assert rows["status"].tolist() == ["ok"] * 4
+    assert rows["exact_match"].tolist()[:2] == [True, True] and rows["exact_match"].isna().sum() == 2
+
+
+def test_sampled_rows_are_compared_with_nothing(tmp_path):
+    run(raw_config(tmp_path, temperature=0.7), reference())
     assert frame.load(tmp_path / "records.csv")["exact_match"].isna().all()
-    fill_reference(tmp_path)
-    run(raw_config(tmp_path, temperature=0.7))
-    assert frame.load(tmp_path / "records.csv")["exact_match"].isna().all()
+    assert not (tmp_path / "reference_tokens.jsonl").exists()
 
 
 def test_reference_tokens_of_private_prompts_are_stored_as_a_hash_only(tmp_path):
     path = tmp_path / "reference_tokens.jsonl"
-    secret, open_ = (FixedPrompts().select(None, d, 4)[0] for d in ("secret", "builtin"))
-    reference = ReferenceTokens(path)
-    for prompt in (secret, open_):
-        reference.put(reference_key("m", prompt, 3), prompt, [7, 8, 9])
-        break
+    secret, shown = (FixedPrompts().select(None, d, 4)[0] for d in ("secret", "builtin"))
+    ReferenceTokens(path).put(reference_key("m", secret, 3), secret, [7, 8, 9])
     line = json.loads(path.read_text())
     assert "tokens" not in line and len(line["tokens_sha256"]) == 64
     with path.open("a") as file:
@@ -144,18 +142,16 @@ def test_reference_tokens_of_private_prompts_are_stored_as_a_hash_only(tmp_path)
     again = ReferenceTokens(path)
     assert again.matches(reference_key("m", secret, 3), [7, 8, 9]) is True
     assert again.matches(reference_key("m", secret, 3), [7, 8, 1]) is False
-    again.put(reference_key("m", secret, 2), secret, [1, 2])
-    assert ReferenceTokens(path).matches(reference_key("m", secret, 2), [1, 2]) is True
+    again.put(reference_key("m", shown, 2), shown, [1, 2])
+    assert ReferenceTokens(path).matches(reference_key("m", shown, 2), [1, 2]) is True
+    assert json.loads(path.read_text().splitlines()[-1])["tokens"] == [1, 2]
 
 
 def test_systems_of_a_block_run_in_an_order_that_only_the_seed_decides(tmp_path):
     systems = {name: {} for name in "abcdef"}
 
     def order(seed: int) -> list[str]:
-        return [
-            g.system.name
-            for g in expand(run_config(raw_config(tmp_path, systems, seed=seed)), "cpu").blocks[0]
-        ]
+        return [g.system.name for g in expand(run_config(raw_config(tmp_path, systems, seed=seed)), "cpu").blocks[0]]
 
     assert order(0) == order(0) and sorted(order(1)) == list("abcdef")
     assert len({tuple(order(seed)) for seed in range(5)}) > 1

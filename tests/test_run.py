@@ -1,0 +1,165 @@
+"""run.py as a user types it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.catalogue import ROOT
+from run import main
+
+TESTS = Path(__file__).parent
+
+
+def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join([str(TESTS), str(ROOT)])
+    environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **env}
+    environment.pop("PROFILE", None) if "PROFILE" not in env else None
+    command = [sys.executable, str(ROOT / "run.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
+
+
+def one_line(code: int, out: str, error: str) -> str:
+    """Asserts exit code 2, nothing on stdout and one line on stderr; returns it."""
+    assert code == 2, error
+    assert out == "" and len(error.splitlines()) == 1, error
+    return error
+
+
+@pytest.fixture
+def typed(monkeypatch, capfd):
+    """`python run.py …` in this process: bad input ends before any worker starts."""
+    monkeypatch.delenv("PROFILE", raising=False)
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "run.py")])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+
+    def error(*arguments: str) -> str:
+        try:
+            code = main(list(arguments))
+        except SystemExit as end:
+            code = int(end.code or 0)
+        return one_line(code, *capfd.readouterr())
+
+    return error
+
+
+def tiny_run(out: Path, *more: str) -> list[str]:
+    """Overrides for a run of a fake system on a checkpoint that is only a tokenizer and a config."""
+    folder = out / "model"
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"\2\0\0\0\0\0\0\0{}")
+    if not (folder / "tokenizer.json").exists():
+        from tokenizers import Tokenizer, models, pre_tokenizers
+
+        tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "the": 1, "a": 2, "of": 3}, unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.save(str(folder / "tokenizer.json"))
+    shape = "{hidden: 128, decoder_layers: 4, moe_layers: 4, experts: 16, top_k: 3, expert_width: 128,"
+    shape += " vocab_size: 64, shared_params: 1000, kv_bytes_per_token: 64}"
+    return [
+        "model=[]",
+        "system=[]",
+        f"+models.tiny={{label: Tiny, family: qwen2_moe, depth: 4, default_weights: reference, shape: {shape},"
+        f" weights: {{reference: {{path: {folder}}}}}}}",
+        "+systems.specter={module: fake_systems, label: Specter, colour: '#D55E00', order: 0, depth: model}",
+        "+systems.mo_sm={module: fake_systems, label: MO-SM, colour: '#0072B2', order: 1, options: {tpot_ms: 4}}",
+        f"output={out}",
+        "prompts=1",
+        "temperature=0.5",  # nothing to compare with, so no reference run
+        *more,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("model=gpt5", "model=gpt5 is unknown; known: deepseek_v2_lite, deepseek_v2_mini"),
+        ("system=[specter,mo_xl]", "system=mo_xl is unknown; known: autoregressive,"),
+        ("dataset=pile", "dataset=pile is unknown; known: builtin, c4"),
+        ("memory=vast", "memory=vast is unknown; known: high, low, tight, wide"),
+        ("sweep=everything", "sweep=everything is unknown; known:"),
+        ("link=pcie9", "link=pcie9 is unknown; known: native, pcie3, pcie4, scaled"),
+        ("launcher=k8s", "launcher=k8s is unknown; known: local"),
+        ("profile=phone", "profile=phone is unknown; known: paper, reference"),
+        ("weights=stolen", "weights=stolen is unknown; known: official, synthetic, reference"),
+        ("depth=-1", "depth=-1 is below 0; give 0 or more"),
+        ("batch=[1,0]", "batch=0 is below 1"),
+        ("prompts=many", "prompts=many is no whole number"),
+        ("temperature=-1", "temperature=-1 is no temperature"),
+        ("memories.tight.slots_per_layer=0", "slots_per_layer 0 is below 1"),
+        ("colour=blue", "colour"),
+        ("models.deepseek_v2_mini.depht=3", "depht"),
+        ("system=reference", "no system to measure"),
+        ("model=[deepseek_v2_mini", "no viable alternative"),
+    ],
+)
+def test_a_bad_value_is_one_line_that_names_it_and_what_would_do(typed, argument, said):
+    assert said in typed(argument)
+
+
+@pytest.mark.parametrize("how", [("profile=paper",), ("model=deepseek_v2_lite", "weights=official")])
+def test_absent_official_weights_name_the_command_that_fetches_them_and_their_size(typed, how):
+    line = typed(*how)
+    assert "fetch 31.4 GB (29.3 GiB) with: python3 initialization/download_models.py --only deepseek_v2_lite" in line
+
+
+def test_the_environment_can_choose_the_profile_and_the_shell_sees_exit_code_2():
+    done = run(PROFILE="paper")
+    assert "deepseek_v2_lite weights=official" in one_line(done.returncode, done.stdout, done.stderr)
+
+
+def test_list_names_everything_with_one_line_each():
+    done = run("list")
+    assert done.returncode == 0 and done.stderr == ""
+    lines = done.stdout.splitlines()
+    for name in ("deepseek_v2_mini", "phi35_moe", "builtin", "gpqa", "specter", "vllm", "main", "tight", "scaled"):
+        assert any(line.split()[:1] == [name] for line in lines), name
+    assert any(line.startswith("  vllm") and "not built yet" in line for line in lines)
+
+
+def test_a_run_ends_with_one_json_line_and_a_table_and_resumes(tmp_path):
+    command = tiny_run(tmp_path)
+    done = run(*command)
+    assert done.returncode == 0, done.stderr
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert outcome["rows"] == 10 and len(done.stdout.splitlines()) == 1
+    assert "CPU run: checks behaviour, not GPU performance" in done.stderr and "specter" in done.stderr
+    for name in ("records.csv", "summary.csv", "environment.json", "figures/fig14_tpot.png", "figures/fig14_tpot.pdf"):
+        assert (tmp_path / name).stat().st_size > 0
+    again = json.loads(run(*command).stdout)
+    assert (again["rows"], again["new_rows"]) == (10, 0)
+    fresh = json.loads(run("--fresh", *command).stdout)
+    assert (fresh["rows"], fresh["new_rows"]) == (10, 10)
+    validated = run("validate", str(tmp_path))
+    assert validated.returncode == 0 and json.loads(validated.stdout) == {"rows": 10, "problems": 0}
+
+
+def test_plan_lists_groups_slots_bytes_and_skips_and_runs_nothing(tmp_path):
+    done = run(
+        "plan",
+        *tiny_run(
+            tmp_path, "+systems.vllm={module: x, label: v, colour: c, order: 2, available: false, reason: later}"
+        ),
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 cell groups in 1 blocks, 10 requests" in done.stdout
+    assert "tiny, tight, specter" in done.stdout and "3.0 of 16 slots per layer x 4 layers" in done.stdout
+    assert "skipped: tiny, tight, vllm: later" in done.stdout
+    assert not (tmp_path / "records.csv").exists()
+
+
+def test_validate_of_a_folder_without_records_is_one_line(typed, tmp_path):
+    assert "holds no records.csv" in typed("validate", str(tmp_path))
+
+
+def test_when_nothing_is_measured_the_exit_code_says_so(tmp_path):
+    done = run(*tiny_run(tmp_path, "systems.specter.module=json", "systems.mo_sm.module=json"))
+    assert done.returncode == 1
+    outcome = json.loads(done.stdout)
+    assert outcome["rows"] == 0 and outcome["failed_rows"] == 10
