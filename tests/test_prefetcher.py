@@ -253,6 +253,31 @@ def test_precision_and_recall_count_what_they_say():
     assert prefetcher.end_window().promoted == 1
 
 
+def test_an_expert_that_the_last_plan_dropped_was_not_predicted():
+    prefetcher, _ = world([0, 1, 2], 3)
+    prefetcher.begin_window(9)
+    prefetcher.on_boundary(counts(e3=1), 1, Timings(1.0, 0.1))
+    prefetcher.on_boundary(counts(e3=1, e4=2, e5=2, e6=2), 2, Timings(1.0, 0.1))
+    prefetcher.end_of_draft()
+    prefetcher.before_layer(0, [3, 4])
+    counters = prefetcher.end_window()
+    assert (counters.absent, counters.absent_planned) == (2, 1)
+
+
+def test_loads_of_a_later_plan_travel_in_layer_order_with_the_kept_ones():
+    cache, link = ExpertCache([2, 2]), ManualLink(1000)
+    prefetcher = Prefetcher(PrefetchPlanner(1), ExpertLoader(cache, link))
+    prefetcher.begin_window(9)
+    counters = torch.zeros(2, EXPERTS, dtype=torch.int32)
+    counters[1, 5] = 1
+    prefetcher.on_boundary(counters, 1, Timings(1.0, 0.1))
+    counters[0, 3], counters[1, 6] = 1, 2
+    plan = prefetcher.on_boundary(counters, 2, Timings(1.0, 0.1))
+    order = [ExpertKey(0, 3), ExpertKey(1, 6), ExpertKey(1, 5)]
+    assert list(plan.order) == order and plan.kept == (ExpertKey(1, 5),)
+    assert [t.key for t in link.queue.queued()] == order
+
+
 @pytest.mark.parametrize("depth", [0, 1])
 def test_a_window_without_a_boundary_counts_nothing(depth):
     prefetcher, _ = world([0], 1)

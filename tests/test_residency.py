@@ -169,13 +169,15 @@ def settled(case) -> World:
     return world
 
 
-@settings(max_examples=300, deadline=None)
-@given(case=cases, delays=st.integers(0, 1000))
-def test_with_staging_the_cache_ends_with_the_experts_of_the_most_rows(case, delays):
-    case = {**case, "staging": 3, "lookahead": 2, "hit_first": True, "policy": count_then_recency}
-    world = settled(case)
-    rows = {key.expert: 0 for key in world.cache.residents(0)} | case["needed"]
+@settings(max_examples=600, deadline=None)
+@given(case=cases, staging=st.integers(1, 3), delays=st.integers(0, 1000))
+def test_with_staging_the_cache_ends_with_the_experts_of_the_most_rows(case, staging, delays):
+    case = {**case, "staging": staging, "hit_first": True, "policy": count_then_recency}
+    world = world_of(case["slots"], staging, case["seed"])
+    present = map(world.cache.key, world.cache.layer_slots(0))
+    rows = {key.expert: 0 for key in present if key is not None} | case["needed"]
     run_plan(plan_for(world, case), world, random.Random(delays))
+    world.loader.drain()
     left = sorted((rows[key.expert] for key in world.cache.residents(0)), reverse=True)
     assert left == sorted(rows.values(), reverse=True)[: case["slots"]]
 
@@ -235,6 +237,25 @@ def test_copies_into_spare_slots_start_before_the_hits_are_computed():
     copies = [op for op in plan.ops if isinstance(op, Copy)]
     assert [type(op) for op in plan.ops[:5]] == [WaitSlotFree, Copy, WaitSlotFree, Copy, Gemm]
     assert {op.slot for op in copies} == {2, 3}
+
+
+def test_without_staging_cheap_misses_cost_only_as_many_valuable_experts_as_the_link_needs():
+    world = resident_world(4, [0, 1, 2, 3])
+    needed = {0: 9, 1: 8, 2: 7, 3: 6, 4: 1, 5: 1, 6: 1, 7: 1}
+    for lookahead, kept in ((1, {0, 1, 2}), (2, {0, 1})):
+        world = resident_world(4, [0, 1, 2, 3])
+        plan = ResidencyManager(world.cache, lookahead=lookahead).plan_layer(0, sorted(needed), needed)
+        run_plan(plan, world, random.Random(0))
+        assert {k.expert for k in world.cache.residents(0)} & {0, 1, 2, 3} == kept
+
+
+def test_hits_are_computed_before_waiting_for_a_load_that_nobody_needs():
+    world = resident_world(2, [0])
+    world.loader.load(ExpertKey(0, 7), 1, Priority.PREFETCH)
+    world.link.step()
+    plan = ResidencyManager(world.cache).plan_layer(0, [0, 3])
+    assert [type(op) for op in plan.ops] == [Gemm, Release, WaitSlotFree, Copy, Gemm, Release]
+    assert world.cache.key(plan.ops[3].slot) == ExpertKey(0, 7), "the hit is worth keeping, the other is not"
 
 
 def test_an_issued_prefetch_that_nobody_needs_is_waited_for_and_then_evicted():
