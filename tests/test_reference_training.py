@@ -23,7 +23,7 @@ from reference_training.generated_maths import maths_documents
 from reference_training.model import TrainableMoe, make_config
 from reference_training.moe import sparsemixer_weights, top_k_mask
 from reference_training.optim import orthogonalise, schedule
-from reference_training.prepare import write_work
+from reference_training.prepare import common_cap, write_work
 from reference_training.rope import rope_tables
 from reference_training.settings import load_settings, model_names
 from reference_training.sizes import LIMIT_BYTES, draft_bytes, tensor_shapes
@@ -148,6 +148,11 @@ def tiny_work(folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_work(tmp_path_factory.mktemp("reference_work"))
+
+
+def test_common_cap_cuts_only_the_largest_sources() -> None:
+    assert common_cap([5, 100, 40, 80], 165) == 60
+    assert common_cap([5, 100, 40], 1000) == 100
 
 
 def test_prepared_rows_decode_to_the_documents(work: Path) -> None:

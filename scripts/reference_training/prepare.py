@@ -14,8 +14,6 @@ from tokenizers import Tokenizer
 from .corpus import Source, collect, load_plan
 from .tokenizer import save_tokenizer, token_bytes, train_tokenizer
 
-LARGE_TOKENS = 1_250_000  # only sources above this are cut to fit the token file
-
 
 def _encode(tokenizer: Tokenizer, documents: list[str]) -> np.ndarray:
     ids: list[np.ndarray] = []
@@ -36,6 +34,16 @@ def _split(source: Source, share: float, least_chars: int, seed: int) -> tuple[l
     return documents, valid
 
 
+def common_cap(sizes: list[int], room: int) -> int:
+    """The largest cap that makes the sum of min(size, cap) at most `room`: only the largest sources are cut."""
+    left, count = room, len(sizes)
+    for size in sorted(sizes):
+        if size * count > left:
+            return left // count
+        left, count = left - size, count - 1
+    return max(sizes)
+
+
 def prepare(work: Path, datasets: Path | None) -> None:
     """Collect the sources of conf/corpus.yaml and write the work folder; about two minutes on one core."""
     work.mkdir(parents=True, exist_ok=True)
@@ -52,15 +60,12 @@ def write_work(work: Path, sources: list[Source], plan: dict[str, Any]) -> None:
     save_tokenizer(tokenizer, work, 2048)
     print(f"  tokenizer after {time.monotonic() - start:.0f} s; encoding", flush=True)
     encoded = {s.name: tuple(_encode(tokenizer, part) for part in splits[s.name]) for s in sources}
-    large = [e[0].size for e in encoded.values() if e[0].size > LARGE_TOKENS]
-    small = sum(e[0].size for e in encoded.values()) - sum(large)
-    shrink = min(1.0, (plan["train_max_bytes"] // 2 - small) / max(1, sum(large)))
+    most = common_cap([e[0].size for e in encoded.values()], plan["train_max_bytes"] // 2)
     rows, train_parts, valid_parts = [], [], []
     train_at = valid_at = 0
     for source in sources:
         train, valid = encoded[source.name]
-        if train.size > LARGE_TOKENS:
-            train = train[: int(train.size * shrink)]
+        train = train[:most]
         rows.append(
             {
                 "name": source.name,
