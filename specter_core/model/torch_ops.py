@@ -28,7 +28,8 @@ class TorchOps:
 
     def rms_norm(self, x: Tensor, w: Tensor, eps: float) -> Tensor:
         value = x.float()
-        value = value * torch.rsqrt(value.square().mean(-1, keepdim=True) + eps)
+        mean_square = (value * value).sum(-1, keepdim=True).mul_(1.0 / x.shape[-1])
+        value = value * mean_square.add_(eps).rsqrt_()
         return w * value.to(x.dtype)
 
     def layer_norm(self, x: Tensor, w: Tensor, b: Tensor, eps: float) -> Tensor:

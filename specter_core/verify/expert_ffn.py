@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from specter_core.model.linear import row_invariant_linear, silu
+from specter_core.model.linear import pad_rows, row_invariant_linear, silu
 
 
 def expert_ffn(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
@@ -14,6 +14,6 @@ def expert_ffn(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
     Weights of another dtype than x are converted to x's first. A row's bits depend on the row and the
     weights alone: not on R, its position, or the other rows.
     """
-    gate, up, down = gate.to(x.dtype), up.to(x.dtype), down.to(x.dtype)
-    inner = silu(row_invariant_linear(x, gate)) * row_invariant_linear(x, up)  # [R, I]
-    return row_invariant_linear(inner, down).to(torch.float32)
+    rows, x = x.shape[0], pad_rows(x)
+    inner = silu(row_invariant_linear(x, gate.to(x.dtype))) * row_invariant_linear(x, up.to(x.dtype))  # [R', I]
+    return row_invariant_linear(inner, down.to(x.dtype))[:rows].to(torch.float32)

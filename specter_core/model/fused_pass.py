@@ -1,0 +1,203 @@
+"""A decode pass of the shared instance in few launches on buffers of its own, fit for CUDA graphs (DESIGN 4, Draft)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specter_core.model.config import ModelConfig
+from specter_core.model.fused_weights import FusedWeights, GqaWeights, LayerWeights, MlaWeights
+from specter_core.model.kernels.attention import combine_splits, gqa_splits
+from specter_core.model.kernels.linear import NormWeights, linear
+from specter_core.model.kernels.mla import mla_prepare
+from specter_core.model.kernels.mla_attention import mla_splits, mla_values
+from specter_core.model.kernels.partials import Partials
+from specter_core.model.kernels.rope import RopeTables, RowTensors, rope_append
+from specter_core.model.kernels.router import route
+from specter_core.model.kernels.tiles import Preset, linear_tile
+from specter_core.model.kernels.tokens import ARGMAX_BLOCK, argmax, embed
+from specter_core.state.kv_cache import KVCache
+
+_SPLIT_LIMIT = 8
+
+
+class FusedPass:
+    """B sequences x T steps. The caller fills tokens, positions, valid and context (in place, also between replays);
+    then per pass: embed; per layer attend, and dense or route + routed experts into `routed` + combine; head, choose.
+
+    Buffers: tokens, positions, context int64 [R], valid bool [R]; x, normed [R, H]; ids int64 [R, k], weights
+    float32 [R, k]; routed float32 [R, H]; logits float32 [R, V]; chosen int64 [R]. bucket: every valid position is
+    below it; no bit depends on it, on B, T or the other rows. Passes with one preset agree bit for bit.
+    """
+
+    def __init__(
+        self,
+        weights: FusedWeights,
+        config: ModelConfig,
+        kv: KVCache,
+        tables: RopeTables,
+        steps: int,
+        bucket: int,
+        preset: Preset,
+    ) -> None:
+        embedding = weights.head.embedding
+        rows, device, dtype = kv.batch * steps, embedding.device, embedding.dtype
+        self._weights, self._config, self._kv, self._tables = weights, config, kv, tables
+        self._bucket, self._preset = min(bucket, kv.capacity), preset
+        self._row_tile = 16 if preset is Preset.DRAFT else 32
+
+        def integers(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.int64, device=device)
+
+        def floats(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.float32, device=device)
+
+        def values(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=dtype, device=device)
+
+        self.tokens, self.positions, self.context = integers(rows), integers(rows), integers(rows)
+        self.valid = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.rows = RowTensors(self.positions, self.valid, self.context, steps)
+        self.x, self.normed = values(rows, config.hidden), values(rows, config.hidden)
+        self.ids, self.weights = integers(rows, config.top_k), floats(rows, config.top_k)
+        self.routed, self.logits = floats(rows, config.hidden), floats(rows, config.vocab_size)
+        self.chosen = integers(rows)
+
+        mla, heads = config.mla, config.heads
+        value_dim = config.head_dim if mla is None else mla.kv_rank
+        self._part = Partials.allocate(rows, heads, value_dim, self._bucket, device)
+        if mla is None:
+            self._projected = values(rows, (heads + 2 * config.kv_heads) * config.head_dim)
+            self._query = values(rows, heads, config.head_dim)
+            self._mixed = values(rows, heads * config.head_dim)
+        else:
+            self._projected = values(rows, heads * (mla.nope_dim + mla.rope_dim) + mla.rope_dim + mla.kv_rank)
+            self._query = values(rows, heads, mla.latent_dim)
+            self._mixed = values(rows, heads * mla.v_dim)
+        self._scores = floats(rows, config.num_experts + 1)
+        inner = max(config.shared_width, config.dense_width)
+        self._inner = values(rows * inner)
+        self._partial = floats(_SPLIT_LIMIT * rows * 1024)  # tiles split only products of at most 1,024 outputs
+        parts = -(-config.vocab_size // ARGMAX_BLOCK)
+        self._best, self._best_id = floats(rows * parts), integers(rows * parts).to(torch.int32)
+
+    def embed(self) -> None:
+        """tokens -> x."""
+        embed(self.tokens, self._weights.head.embedding, self.x)
+
+    def attend(self, index: int) -> None:
+        """Decoder layer `index`: x += attention(norm(x)), and the rows' KV entries."""
+        layer = self._weights.layers[index]
+        if isinstance(layer.attention, GqaWeights):
+            self._grouped(index, layer, layer.attention)
+        else:
+            self._latent(index, layer, layer.attention)
+        attention = layer.attention
+        self._linear(self._mixed, attention.output, self.x, bias=attention.output_bias, residual=self.x)
+
+    def dense(self, index: int) -> None:
+        """x += mlp(norm(x)) of a dense layer."""
+        layer = self._weights.layers[index]
+        self._mlp(layer, self.x, layer.mlp_norm, addend=None, row_gate=None)
+
+    def route(self, index: int, counters: Tensor | None = None) -> None:
+        """normed = norm(x), then ids and weights; counters int32 [E] (this layer's ELB row) counts the choices."""
+        layer, config = self._weights.layers[index], self._config
+        assert layer.router is not None
+        scores = self._scores[:, : layer.router.shape[0]]
+        self._linear(self.x, layer.router, scores, norm=layer.mlp_norm, normed=self.normed)
+        route(
+            scores,
+            self.ids,
+            self.weights,
+            rows=self.rows,
+            experts=config.num_experts,
+            scaling=config.router.scaling,
+            normalise=config.router.normalise,
+            jitter=config.router.jitter,
+            counters=counters,
+        )
+
+    def combine(self, index: int) -> None:
+        """x += routed + shared experts(normed)."""
+        layer = self._weights.layers[index]
+        if layer.gate_up is None:
+            self.x.add_(self.routed)
+            return
+        gate = self._scores[:, self._config.num_experts] if layer.gated else None
+        self._mlp(layer, self.normed, None, addend=self.routed, row_gate=gate)
+
+    def head(self) -> None:
+        """x -> logits, float32."""
+        head = self._weights.head
+        self._linear(self.x, head.head, self.logits, bias=head.head_bias, norm=head.norm)
+
+    def choose(self) -> None:
+        """logits -> chosen: the greedy token, ties to the lowest id."""
+        argmax(self.logits, self.chosen, self._best, self._best_id)
+
+    def _latent(self, index: int, layer: LayerWeights, attention: MlaWeights) -> None:
+        mla, config = self._config.mla, self._config
+        assert mla is not None
+        self._linear(self.x, attention.down, self._projected, bias=attention.down_bias, norm=layer.input_norm)
+        widths = [config.heads * mla.nope_dim, config.heads * mla.rope_dim, mla.rope_dim, mla.kv_rank]
+        cache = self._kv.latents[index]
+        mla_prepare(
+            *self._projected.split(widths, dim=1),
+            attention.key_up,
+            attention.latent_norm,
+            attention.latent_eps,
+            self.rows,
+            self._tables,
+            self._query,
+            cache,
+            row_tile=self._row_tile,
+        )
+        mla_splits(self._query, cache, mla.kv_rank, self.rows, config.attention_scale, self._bucket, self._part)
+        mla_values(self._part, attention.value_up, self.rows, self._bucket, self._mixed, row_tile=self._row_tile)
+
+    def _grouped(self, index: int, layer: LayerWeights, attention: GqaWeights) -> None:
+        self._linear(self.x, attention.qkv, self._projected, bias=attention.qkv_bias, norm=layer.input_norm)
+        keys, values = self._kv.keys[index], self._kv.values[index]
+        rope_append(self._projected, self._query, keys, values, self.rows, self._tables)
+        gqa_splits(self._query, keys, values, self.rows, self._config.attention_scale, self._bucket, self._part)
+        combine_splits(self._part, self.rows, self._bucket, self._mixed.view(self._query.shape))
+
+    def _mlp(
+        self, layer: LayerWeights, x: Tensor, norm: NormWeights | None, addend: Tensor | None, row_gate: Tensor | None
+    ) -> None:
+        assert layer.gate_up is not None and layer.mlp_down is not None
+        rows, width = x.shape[0], layer.mlp_down.shape[1]
+        inner = self._inner[: rows * width].view(rows, width)
+        self._linear(x, layer.gate_up, inner, norm=norm, swiglu=True)
+        self._linear(inner, layer.mlp_down, self.x, addend=addend, row_gate=row_gate, residual=self.x)
+
+    def _linear(
+        self,
+        x: Tensor,
+        w: Tensor,
+        out: Tensor,
+        *,
+        bias: Tensor | None = None,
+        norm: NormWeights | None = None,
+        normed: Tensor | None = None,
+        swiglu: bool = False,
+        row_gate: Tensor | None = None,
+        addend: Tensor | None = None,
+        residual: Tensor | None = None,
+    ) -> None:
+        tile = linear_tile(out.shape[1], x.shape[1], pair=swiglu, preset=self._preset)
+        linear(
+            x,
+            w,
+            out,
+            tile,
+            bias=bias,
+            norm=norm,
+            normed=normed,
+            swiglu=swiglu,
+            row_gate=row_gate,
+            addend=addend,
+            residual=residual,
+            partial=self._partial,
+        )
