@@ -1,4 +1,4 @@
-"""The decoder's layers on the CUDA operations (interpreted) against the same layers on the torch operations."""
+"""The decoder's layers on the CUDA operations and as the fused pass (interpreted) against the torch operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "qwen2_moe", "phimoe"])
-def test_cuda_operations_route_and_score_as_the_torch_ones_do(family: str) -> None:
+def test_cuda_operations_and_fused_pass_route_and_score_as_torch_does(family: str) -> None:
     found = kernel_runs.run("decode", family)[family]
-    assert len(found) == 6
+    assert len(found) == 8
     assert [check for check in found if not check[1] <= check[2]] == []

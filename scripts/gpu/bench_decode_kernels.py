@@ -21,11 +21,11 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import torch
+
 ROOT = Path(__file__).resolve().parents[2]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
-
-import torch
 
 L2_BYTES = 200_000_000
 MIN_LAUNCHES = 24
@@ -77,7 +77,14 @@ def cases(name: str, sweep: bool, device: str) -> Iterator[Any]:
 
     shape = next(s for s in SHAPES if s.name == name)
     make = Maker(device, torch.bfloat16)
-    yield from sweep_cases(shape, make) if sweep else model_cases(shape, make)
+    if sweep:
+        yield from sweep_cases(shape, make)
+        return
+    yield from model_cases(shape, make)
+    if device != "meta":
+        from scripts.gpu.decode_steps import step_cases
+
+        yield from step_cases(shape, make)
 
 
 def compile_case(name: str, sweep: bool, index: int, workers: int) -> None:

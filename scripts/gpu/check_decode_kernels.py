@@ -1,8 +1,8 @@
 """Check the decode kernels on CUDA at real shapes: python -m scripts.gpu.check_decode_kernels [--quick]
 
 Values against float64, and bits: a row must have the same bits for any number of rows from 1 to 33, at any place, in
-any company, bucket and grouping. Each task runs in a process of its own, so that a fault in one hides no other. Prints one
-line per failed check and per task, one JSON object last; exit code 1 when anything failed.
+any company, bucket and grouping. Each task runs in a process of its own, so that a fault in one hides no other. Prints
+one line per failed check and per task, one JSON object last; exit code 1 when anything failed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+import torch
+
 ROOT = str(Path(__file__).resolve().parents[2])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
-
-import torch
 
 Task = tuple[str, str, tuple[Any, ...]]
 """(name, dtype, arguments of `run_task`)"""

@@ -142,8 +142,12 @@ class FusedPass:
         self._linear(self.x, attention.down, self._projected, bias=attention.down_bias, norm=layer.input_norm)
         widths = [config.heads * mla.nope_dim, config.heads * mla.rope_dim, mla.rope_dim, mla.kv_rank]
         cache = self._kv.latents[index]
+        q_nope, q_rope, k_rope, latent = self._projected.split(widths, dim=1)
         mla_prepare(
-            *self._projected.split(widths, dim=1),
+            q_nope,
+            q_rope,
+            k_rope,
+            latent,
             attention.key_up,
             attention.latent_norm,
             attention.latent_eps,

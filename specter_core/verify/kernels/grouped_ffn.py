@@ -118,10 +118,11 @@ def grouped_ffn(
     """out[r, c] = down(silu(gate·x[r]) * up·x[r]) for every pair (r, c) routed to one of the given experts.
 
     x [R, H]; buffer [slots, entry] in x's dtype, an entry being gate [I, H] | up [I, H] | down [H, I] | trailer.
-    experts None: slots int32 [E] is the slot table of a layer, -1 = not resident (skipped). experts int32 [n]: a list
-    of arrived misses with slots int32 [n]; -1 in either pads it. members, counts from `group_rows`. act [R, k, I] in x's
-    dtype and out [R, k, H] float32: only the pairs of these experts are written. A pair's bits depend on its row and
-    its expert's weights alone.
+
+    experts None: slots int32 [E] is the slot table of a layer, -1 = not resident (skipped). experts int32 [n]: a
+    list of arrived misses with slots int32 [n]; -1 in either pads it. members, counts from `group_rows`. act
+    [R, k, I] in x's dtype and out [R, k, H] float32: only the pairs of these experts are written. A pair's bits
+    depend on its row and its expert's weights alone.
     """
     count, k, hidden = out.shape
     width = act.shape[2]

@@ -1,0 +1,109 @@
+"""Whole passes of the shared instance at full size with random weights, all but the routed experts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from scripts.gpu.decode_cases import Case, Launch, Maker, Shape, norm_of
+from specter_core.model.config import MLAConfig, ModelConfig, NormKind, RopeConfig, RouterConfig
+from specter_core.model.fused_pass import FusedPass
+from specter_core.model.fused_weights import FusedWeights, GqaWeights, HeadWeights, LayerWeights, MlaWeights
+from specter_core.model.kernels.rope import RopeTables
+from specter_core.model.kernels.tiles import Preset
+from specter_core.state.kv_cache import KVCache
+
+
+def config_of(shape: Shape, dtype: torch.dtype) -> ModelConfig:
+    dense = 1 if shape.dense else 0
+    mla = MLAConfig(shape.rank, None, shape.nope, shape.rope, shape.head_dim) if shape.rank else None
+    return ModelConfig(
+        family=shape.name, vocab_size=shape.vocab, hidden=shape.hidden, layers=shape.moe_layers + dense,
+        moe_layers=tuple(range(dense, shape.moe_layers + dense)), num_experts=shape.experts, top_k=shape.top_k,
+        expert_width=shape.width, shared_width=shape.shared, dense_width=shape.dense, heads=shape.heads,
+        kv_heads=shape.kv_heads, head_dim=shape.head_dim, attention_scale=0.1,
+        norm=NormKind.LAYER if shape.layer_norm else NormKind.RMS, norm_eps=1e-6, qkv_bias=shape.qkv_bias,
+        output_bias=False, head_bias=False, rope=RopeConfig(shape.rope, 10000.0), mla=mla,
+        router=RouterConfig(jitter=shape.jitter), eos_ids=(), bos_id=None, max_positions=4096, dtype=dtype,
+        tie_embeddings=False,
+    )  # fmt: skip
+
+
+def weights_of(shape: Shape, config: ModelConfig, make: Maker) -> FusedWeights:
+    h, heads, d = shape.hidden, shape.heads, shape.head_dim
+
+    def matrix(out: int, width: int) -> torch.Tensor:
+        return make.randn(out, width, scale=width**-0.5)
+
+    def attention() -> GqaWeights | MlaWeights:
+        if not shape.rank:
+            qkv = (heads + 2 * shape.kv_heads) * d
+            return GqaWeights(matrix(qkv, h), make.randn(qkv) if shape.qkv_bias else None, matrix(h, heads * d), None)
+        down = heads * (shape.nope + shape.rope) + shape.rope + shape.rank
+        key_up = make.randn(heads, shape.nope, shape.rank, scale=shape.nope**-0.5)
+        value_up = make.randn(heads, shape.rank, d, scale=shape.rank**-0.5)
+        gain = make.randn(shape.rank)
+        return MlaWeights(matrix(down, h), None, gain, 1e-6, key_up, value_up, matrix(h, heads * d), None)
+
+    def layer(index: int) -> LayerWeights:
+        moe = config.moe_index.get(index)
+        width = shape.dense if moe is None else shape.shared
+        gated = moe is not None and shape.qkv_bias and width > 0
+        return LayerWeights(
+            moe, norm_of(shape, make), attention(), norm_of(shape, make),
+            None if moe is None else matrix(shape.experts + int(gated), h),
+            matrix(2 * width, h) if width else None, matrix(h, width) if width else None, gated,
+        )  # fmt: skip
+
+    head = HeadWeights(make.randn(shape.vocab, h), norm_of(shape, make), matrix(shape.vocab, h), None)
+    return FusedWeights(tuple(layer(i) for i in range(config.layers)), head)
+
+
+def weight_bytes(weights: FusedWeights) -> int:
+    """What one pass reads: every matrix but the embedding, once."""
+    found = weights.head.head.nbytes
+    for layer in weights.layers:
+        for part in (layer.router, layer.gate_up, layer.mlp_down):
+            found += 0 if part is None else part.nbytes
+        if isinstance(layer.attention, GqaWeights):
+            found += layer.attention.qkv.nbytes + layer.attention.output.nbytes
+        else:
+            own = layer.attention
+            found += own.down.nbytes + own.key_up.nbytes + own.value_up.nbytes + own.output.nbytes
+    return found
+
+
+def step_cases(shape: Shape, make: Maker) -> Iterator[Case]:
+    """One draft token and a 17-row verification at context 160 and 4096: everything but the routed experts."""
+    config = config_of(shape, make.dtype)
+    weights = weights_of(shape, config, make)
+    for context in (160, 4096):
+        for rows, preset in ((1, Preset.DRAFT), (17, Preset.TARGET)):
+
+            def build(copies: int, rows: int = rows, preset: Preset = preset, context: int = context) -> list[Launch]:
+                kv = KVCache(config, 1, context, make.device, make.dtype)
+                angles = [make.randn(1, kv.capacity, shape.rope, dtype=torch.float32) for _ in range(2)]
+                tables = RopeTables(*angles, bool(shape.rank), 1 << 30)
+                step = FusedPass(weights, config, kv, tables, rows, context, preset)
+                position = torch.arange(context - rows, context, device=make.device)
+                step.positions.copy_(position)
+                step.context.copy_(position + 1)
+                step.valid.fill_(True)
+                counters = torch.zeros(config.num_experts, dtype=torch.int32, device=make.device)
+
+                def launch() -> None:
+                    step.embed()
+                    for index, layer in enumerate(weights.layers):
+                        step.attend(index)
+                        if layer.moe_index is None:
+                            step.dense(index)
+                        else:
+                            step.route(index, counters)
+                            step.combine(index)
+                    step.head()
+                    step.choose()
+
+                return [launch] * copies
+
+            yield Case(f"whole pass, no routed experts ctx={context}", rows, weight_bytes(weights), build)
