@@ -51,6 +51,7 @@ def tasks(quick: bool) -> list[Task]:
         for shape in ((64, 6, 2048, 1408, 17), (60, 4, 2048, 1408, 33), (16, 2, 4096, 6400, 9), (7, 3, 200, 136, 40)):
             found.append(("grouped", dtype, shape))
         found.append(("small", dtype, ()))
+    found += [("pass", "bfloat16", (index,)) for index in range(3)]
     found.append(("graph", "bfloat16", ()))
     return found
 
@@ -130,6 +131,13 @@ def small_task(env: Any) -> Iterator[Any]:
         yield from token_checks(env, vocab, hidden, 9)
 
 
+def pass_task(env: Any, index: int) -> Iterator[Any]:
+    from scripts.gpu.decode_cases import SHAPES
+    from scripts.gpu.decode_steps import pass_checks
+
+    yield from pass_checks(SHAPES[index], env)
+
+
 def graph_task(env: Any) -> Iterator[Any]:
     from scripts.gpu.decode_checks import graph_checks
 
@@ -143,6 +151,7 @@ TASKS: dict[str, Callable[..., Iterator[Any]]] = {
     "gqa": gqa_task,
     "grouped": grouped_task,
     "small": small_task,
+    "pass": pass_task,
     "graph": graph_task,
 }
 

@@ -80,7 +80,7 @@ def grouped_checks(
 
     def run(x: Tensor, ids: Tensor, groups: Sequence[Sequence[int]] | None) -> Tensor:
         rows = x.shape[0]
-        members = torch.full((experts, rows), -9, dtype=torch.int32, device=env.device)
+        members = torch.full((experts, count), -9, dtype=torch.int32, device=env.device)
         counts = torch.full((experts,), -9, dtype=torch.int32, device=env.device)
         group_rows(ids, members, counts)
         act, out = env.poison(rows, top_k, width), env.poison(rows, top_k, hidden, dtype=torch.float32)

@@ -1,12 +1,14 @@
-"""Whole passes of the shared instance at full size with random weights, all but the routed experts."""
+"""Whole passes of the shared instance at full width with random weights, all but the routed experts."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
 
 from scripts.gpu.decode_cases import Case, Launch, Maker, Shape, norm_of
+from scripts.gpu.decode_checks import Check, Env, bit_mismatches
 from specter_core.model.config import MLAConfig, ModelConfig, NormKind, RopeConfig, RouterConfig
 from specter_core.model.fused_pass import FusedPass
 from specter_core.model.fused_weights import FusedWeights, GqaWeights, HeadWeights, LayerWeights, MlaWeights
@@ -107,3 +109,63 @@ def step_cases(shape: Shape, make: Maker) -> Iterator[Case]:
                 return [launch] * copies
 
             yield Case(f"whole pass, no routed experts ctx={context}", rows, weight_bytes(weights), build)
+
+
+def pass_checks(shape: Shape, env: Env) -> Iterator[Check]:
+    """Two layers at full width: logits, experts and KV of T rows at once have the bits of T passes of one row."""
+    small = dataclasses.replace(shape, moe_layers=2, vocab=4099)
+    make = Maker(env.device, env.dtype)
+    config = config_of(small, env.dtype)
+    weights = weights_of(small, config, make)
+    angles = [make.randn(1, 512, small.rope, dtype=torch.float32) for _ in range(2)]
+    tables = RopeTables(*angles, bool(small.rank), 1 << 30)
+    start = 55
+
+    def fresh(batch: int) -> KVCache:
+        kv = KVCache(config, batch, 500, env.device, env.dtype)
+        for buffer, old in zip((*kv.keys, *kv.values, *kv.latents), history, strict=True):
+            buffer.copy_(old.expand_as(buffer))
+        return kv
+
+    template = KVCache(config, 1, 500, env.device, env.dtype)
+    history = [env.randn(*t.shape) for t in (*template.keys, *template.values, *template.latents)]
+    steps = 33
+    tokens = env.randint(0, small.vocab, steps)
+
+    def run(kv: KVCache, first: int, count: int, bucket: int) -> torch.Tensor:
+        """Rows first … first+count-1 of every sequence; sequence b > 0 has other tokens. -> bits of sequence 0."""
+        step = FusedPass(weights, config, kv, tables, count, bucket, Preset.TARGET)
+        for b in range(kv.batch):
+            part = slice(b * count, (b + 1) * count)
+            step.tokens[part] = (tokens[first : first + count] + 7 * b) % small.vocab
+            step.positions[part] = torch.arange(start + first, start + first + count, device=env.device) + 3 * b
+        step.context.copy_(step.positions + 1)
+        step.valid.fill_(True)
+        if kv.batch > 1:
+            step.valid[-1] = False
+        step.embed()
+        chosen = []
+        for index, layer in enumerate(weights.layers):
+            step.attend(index)
+            if layer.moe_index is None:
+                step.dense(index)
+            else:
+                step.route(index)
+                step.routed.copy_(step.normed.float() * step.weights.sum(dim=1, keepdim=True).clamp_max(1.0))
+                chosen.append(step.ids[:count].float())
+                step.combine(index)
+        step.head()
+        step.choose()
+        return torch.cat([step.logits[:count], step.chosen[:count, None].float(), *chosen], dim=1)
+
+    alone = fresh(1)
+    wanted = torch.cat([run(alone, t, 1, start + steps) for t in range(steps)])
+    yield Check(f"{shape.name}: NaN in logits", float(torch.isnan(wanted).sum()), 0.0)
+    for batch, count, bucket in ((1, 33, 88), (1, 17, 500), (3, 5, 128), (2, 33, 500), (1, 2, 500)):
+        kv = fresh(batch)
+        found = torch.cat([run(kv, t, min(count, steps - t), bucket) for t in range(0, steps, count)])
+        name = f"{shape.name} pass B={batch} T={count} bucket={bucket}"
+        yield Check(f"{name}: rows with other bits than alone", bit_mismatches(found, wanted), 0.0)
+        pairs = zip((*kv.keys, *kv.values, *kv.latents), (*alone.keys, *alone.values, *alone.latents), strict=True)
+        wrong = sum(bit_mismatches(a[0, :500], b[0, :500]) for a, b in pairs)
+        yield Check(f"{name}: KV entries with other bits than alone", wrong, 0.0)
