@@ -50,6 +50,14 @@ def router_checks(env: Env, experts: int, top_k: int, count: int) -> Iterator[Ch
             yield Check(f"{name} weights", relative_error(weights.cpu()[ok], wanted.weights[ok]), 1e-5)
             used = torch.bincount(wanted.ids[ok].flatten(), minlength=experts) + 1
             yield Check(f"{name} counters", float((counters.cpu() != used).sum()), 0.0)
+            halves = torch.stack([logits * 0.5, logits * 0.5])  # sums to the same bits
+            again, weights_again = torch.zeros_like(ids), env.poison(count, k, dtype=torch.float32)
+            gate = env.poison(count, dtype=torch.float32)
+            route(halves, again, weights_again, rows=rows, experts=experts, scaling=config.scaling,
+                  normalise=config.normalise, jitter=config.jitter, gate=gate)  # fmt: skip
+            wrong = bit_mismatches(again, ids) + bit_mismatches(weights_again, weights)
+            wrong += float((gate != logits[:, experts]).sum())
+            yield Check(f"{name}: rows with other bits from partial sums", wrong, 0.0)
 
 
 def swiglu_experts(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:

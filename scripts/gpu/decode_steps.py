@@ -81,13 +81,17 @@ def step_cases(shape: Shape, make: Maker) -> Iterator[Case]:
     config = config_of(shape, make.dtype)
     weights = weights_of(shape, config, make)
     for context in (160, 4096):
-        for rows, preset in ((1, Preset.DRAFT), (17, Preset.TARGET)):
+        for rows, preset, pdl in (
+            (1, Preset.DRAFT, False), (1, Preset.DRAFT, True), (17, Preset.TARGET, False), (17, Preset.TARGET, True)
+        ):  # fmt: skip
 
-            def build(copies: int, rows: int = rows, preset: Preset = preset, context: int = context) -> list[Launch]:
+            def build(
+                copies: int, rows: int = rows, preset: Preset = preset, context: int = context, pdl: bool = pdl
+            ) -> list[Launch]:
                 kv = KVCache(config, 1, context, make.device, make.dtype)
                 angles = [make.randn(1, kv.capacity, shape.rope, dtype=torch.float32) for _ in range(2)]
                 tables = RopeTables(*angles, bool(shape.rank), 1 << 30)
-                step = FusedPass(weights, config, kv, tables, rows, context, preset)
+                step = FusedPass(weights, config, kv, tables, rows, context, preset, pdl=pdl)
                 position = torch.arange(context - rows, context, device=make.device)
                 step.positions.copy_(position)
                 step.context.copy_(position + 1)
@@ -108,7 +112,12 @@ def step_cases(shape: Shape, make: Maker) -> Iterator[Case]:
 
                 return [launch] * copies
 
-            yield Case(f"whole pass, no routed experts ctx={context}", rows, weight_bytes(weights), build)
+            yield Case(
+                f"whole pass, no routed experts ctx={context}{' PDL' if pdl else ''}",
+                rows,
+                weight_bytes(weights),
+                build,
+            )
 
 
 def pass_checks(shape: Shape, env: Env) -> Iterator[Check]:
@@ -132,9 +141,9 @@ def pass_checks(shape: Shape, env: Env) -> Iterator[Check]:
     steps = 33
     tokens = env.randint(0, small.vocab, steps)
 
-    def run(kv: KVCache, first: int, count: int, bucket: int) -> torch.Tensor:
+    def run(kv: KVCache, first: int, count: int, bucket: int, pdl: bool = False) -> torch.Tensor:
         """Rows first … first+count-1 of every sequence; sequence b > 0 has other tokens. -> bits of sequence 0."""
-        step = FusedPass(weights, config, kv, tables, count, bucket, Preset.TARGET)
+        step = FusedPass(weights, config, kv, tables, count, bucket, Preset.TARGET, pdl=pdl)
         for b in range(kv.batch):
             part = slice(b * count, (b + 1) * count)
             step.tokens[part] = (tokens[first : first + count] + 7 * b) % small.vocab
@@ -161,10 +170,13 @@ def pass_checks(shape: Shape, env: Env) -> Iterator[Check]:
     alone = fresh(1)
     wanted = torch.cat([run(alone, t, 1, start + steps) for t in range(steps)])
     yield Check(f"{shape.name}: NaN in logits", float(torch.isnan(wanted).sum()), 0.0)
-    for batch, count, bucket in ((1, 33, 88), (1, 17, 500), (3, 5, 128), (2, 33, 500), (1, 2, 500)):
+    plans = [(1, 33, 88, False), (1, 17, 500, False), (3, 5, 128, False), (2, 33, 500, False), (1, 2, 500, False)]
+    if env.device == "cuda":
+        plans += [(1, 1, 500, True), (1, 17, 128, True), (3, 5, 500, True)]
+    for batch, count, bucket, pdl in plans:
         kv = fresh(batch)
-        found = torch.cat([run(kv, t, min(count, steps - t), bucket) for t in range(0, steps, count)])
-        name = f"{shape.name} pass B={batch} T={count} bucket={bucket}"
+        found = torch.cat([run(kv, t, min(count, steps - t), bucket, pdl) for t in range(0, steps, count)])
+        name = f"{shape.name} pass B={batch} T={count} bucket={bucket}{' PDL' if pdl else ''}"
         yield Check(f"{name}: rows with other bits than alone", bit_mismatches(found, wanted), 0.0)
         pairs = zip((*kv.keys, *kv.values, *kv.latents), (*alone.keys, *alone.values, *alone.latents), strict=True)
         wrong = sum(bit_mismatches(a[0, :500], b[0, :500]) for a, b in pairs)

@@ -27,7 +27,8 @@ class FusedPass:
 
     Buffers: tokens, positions, context int64 [R], valid bool [R]; x, normed [R, H]; ids int64 [R, k], weights
     float32 [R, k]; routed float32 [R, H]; logits float32 [R, V]; chosen int64 [R]. bucket: every valid position is
-    below it; no bit depends on it, on B, T or the other rows. Passes with one preset agree bit for bit.
+    below it; no bit depends on it, on B, T or the other rows. Passes with one preset agree bit for bit. pdl:
+    programmatic dependent launches (kernels/pdl.py), for CUDA only.
     """
 
     def __init__(
@@ -39,11 +40,14 @@ class FusedPass:
         steps: int,
         bucket: int,
         preset: Preset,
+        *,
+        pdl: bool = False,
     ) -> None:
         embedding = weights.head.embedding
         rows, device, dtype = kv.batch * steps, embedding.device, embedding.dtype
         self._weights, self._config, self._kv, self._tables = weights, config, kv, tables
         self._bucket, self._preset = min(bucket, kv.capacity), preset
+        self._pdl = pdl
         self._row_tile = 16 if preset is Preset.DRAFT else 32
 
         def integers(*shape: int) -> Tensor:
@@ -74,7 +78,7 @@ class FusedPass:
             self._projected = values(rows, heads * (mla.nope_dim + mla.rope_dim) + mla.rope_dim + mla.kv_rank)
             self._query = values(rows, heads, mla.latent_dim)
             self._mixed = values(rows, heads * mla.v_dim)
-        self._scores = floats(rows, config.num_experts + 1)
+        self._scores, self._gate = floats(rows * (config.num_experts + 1)), floats(rows)
         inner = max(config.shared_width, config.dense_width)
         self._inner = values(rows * inner)
         self._partial = floats(_SPLIT_LIMIT * rows * 1024)  # tiles split only products of at most 1,024 outputs
@@ -83,7 +87,7 @@ class FusedPass:
 
     def embed(self) -> None:
         """tokens -> x."""
-        embed(self.tokens, self._weights.head.embedding, self.x)
+        embed(self.tokens, self._weights.head.embedding, self.x, pdl=self._pdl)
 
     def attend(self, index: int) -> None:
         """Decoder layer `index`: x += attention(norm(x)), and the rows' KV entries."""
@@ -104,8 +108,19 @@ class FusedPass:
         """normed = norm(x), then ids and weights; counters int32 [E] (this layer's ELB row) counts the choices."""
         layer, config = self._weights.layers[index], self._config
         assert layer.router is not None
-        scores = self._scores[:, : layer.router.shape[0]]
-        self._linear(self.x, layer.router, scores, norm=layer.mlp_norm, normed=self.normed)
+        width, hidden = layer.router.shape
+        rows, split = self.x.shape[0], linear_tile(width, hidden, pair=False, preset=self._preset).split
+        scores = self._partial[: split * rows * width].view(split, rows, width)
+        if split == 1:
+            scores = self._scores[: rows * width].view(rows, width)
+        self._linear(
+            self.x,
+            layer.router,
+            scores.view(-1, width)[:rows],
+            norm=layer.mlp_norm,
+            normed=self.normed,
+            keep_parts=True,
+        )
         route(
             scores,
             self.ids,
@@ -116,6 +131,8 @@ class FusedPass:
             normalise=config.router.normalise,
             jitter=config.router.jitter,
             counters=counters,
+            gate=self._gate if layer.gated else None,
+            pdl=self._pdl,
         )
 
     def combine(self, index: int) -> None:
@@ -124,8 +141,7 @@ class FusedPass:
         if layer.gate_up is None:
             self.x.add_(self.routed)
             return
-        gate = self._scores[:, self._config.num_experts] if layer.gated else None
-        self._mlp(layer, self.normed, None, addend=self.routed, row_gate=gate)
+        self._mlp(layer, self.normed, None, addend=self.routed, row_gate=self._gate if layer.gated else None)
 
     def head(self) -> None:
         """x -> logits, float32."""
@@ -134,7 +150,7 @@ class FusedPass:
 
     def choose(self) -> None:
         """logits -> chosen: the greedy token, ties to the lowest id."""
-        argmax(self.logits, self.chosen, self._best, self._best_id)
+        argmax(self.logits, self.chosen, self._best, self._best_id, pdl=self._pdl)
 
     def _latent(self, index: int, layer: LayerWeights, attention: MlaWeights) -> None:
         mla, config = self._config.mla, self._config
@@ -156,16 +172,23 @@ class FusedPass:
             self._query,
             cache,
             row_tile=self._row_tile,
+            pdl=self._pdl,
         )
-        mla_splits(self._query, cache, mla.kv_rank, self.rows, config.attention_scale, self._bucket, self._part)
-        mla_values(self._part, attention.value_up, self.rows, self._bucket, self._mixed, row_tile=self._row_tile)
+        mla_splits(
+            self._query, cache, mla.kv_rank, self.rows, config.attention_scale, self._bucket, self._part, pdl=self._pdl
+        )
+        mla_values(
+            self._part, attention.value_up, self.rows, self._bucket, self._mixed, row_tile=self._row_tile, pdl=self._pdl
+        )
 
     def _grouped(self, index: int, layer: LayerWeights, attention: GqaWeights) -> None:
         self._linear(self.x, attention.qkv, self._projected, bias=attention.qkv_bias, norm=layer.input_norm)
         keys, values = self._kv.keys[index], self._kv.values[index]
-        rope_append(self._projected, self._query, keys, values, self.rows, self._tables)
-        gqa_splits(self._query, keys, values, self.rows, self._config.attention_scale, self._bucket, self._part)
-        combine_splits(self._part, self.rows, self._bucket, self._mixed.view(self._query.shape))
+        rope_append(self._projected, self._query, keys, values, self.rows, self._tables, pdl=self._pdl)
+        gqa_splits(
+            self._query, keys, values, self.rows, self._config.attention_scale, self._bucket, self._part, pdl=self._pdl
+        )
+        combine_splits(self._part, self.rows, self._bucket, self._mixed.view(self._query.shape), pdl=self._pdl)
 
     def _mlp(
         self, layer: LayerWeights, x: Tensor, norm: NormWeights | None, addend: Tensor | None, row_gate: Tensor | None
@@ -189,6 +212,7 @@ class FusedPass:
         row_gate: Tensor | None = None,
         addend: Tensor | None = None,
         residual: Tensor | None = None,
+        keep_parts: bool = False,
     ) -> None:
         tile = linear_tile(out.shape[1], x.shape[1], pair=swiglu, preset=self._preset)
         linear(
@@ -204,4 +228,6 @@ class FusedPass:
             addend=addend,
             residual=residual,
             partial=self._partial,
+            keep_parts=keep_parts,
+            pdl=self._pdl,
         )

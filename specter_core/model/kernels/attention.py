@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specter_core.model.kernels.partials import Partials
+from specter_core.model.kernels.pdl import begin, launch_options
 from specter_core.model.kernels.rope import RowTensors
 from specter_core.model.kernels.splits import split_count, split_of, split_start
 from specter_core.model.kernels.tiles import power_of_two
@@ -34,8 +35,9 @@ def softmax_step(scores, top, total):
 def _gqa_split_kernel(
     q, k_cache, v_cache, positions, valid, part, part_top, part_total, steps, kv_start, splits, scale,
     CAPACITY: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_S: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     GROUP: tl.constexpr = HEADS // KV_HEADS
     tiles = (steps * GROUP + BLOCK_M - 1) // BLOCK_M
     b = tl.program_id(0) // tiles
@@ -79,8 +81,9 @@ def _gqa_split_kernel(
 @triton.jit(do_not_specialize=["splits"])
 def _combine_kernel(
     part, part_top, part_total, positions, valid, out, splits,
-    HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     row = tl.program_id(0)
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
@@ -101,7 +104,14 @@ def _combine_kernel(
 
 
 def gqa_splits(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, rows: RowTensors, scale: float, bucket: int, part: Partials
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    rows: RowTensors,
+    scale: float,
+    bucket: int,
+    part: Partials,
+    pdl: bool = False,
 ) -> None:
     """Partial causal attention of every row over its sequence's cache, split by split.
 
@@ -117,17 +127,26 @@ def gqa_splits(
     _gqa_split_kernel[(count // rows.steps * tiles, kv_heads, splits)](
         q, k_cache, v_cache, rows.positions, rows.valid, *part, rows.steps, rows.kv_start, splits, scale * LOG2_E,
         CAPACITY=slots - 1, HEADS=heads, KV_HEADS=kv_heads, D=d, BLOCK_D=max(16, power_of_two(d)),
-        BLOCK_M=BLOCK_M, BLOCK_S=BLOCK_S, num_warps=4, num_stages=2,
+        BLOCK_M=BLOCK_M, BLOCK_S=BLOCK_S, num_warps=4, num_stages=2, **launch_options(pdl),
     )  # fmt: skip
 
 
-def combine_splits(part: Partials, rows: RowTensors, bucket: int, out: Tensor) -> Tensor:
+def combine_splits(part: Partials, rows: RowTensors, bucket: int, out: Tensor, pdl: bool = False) -> Tensor:
     """The splits of each (row, head), summed in ascending order and normalised -> out [R, heads, d]; invalid rows 0."""
     count, heads, d = out.shape
     splits = split_count(bucket)
     part.check(count, heads, d, splits)
     assert out.is_contiguous()
     _combine_kernel[(count, heads)](
-        *part, rows.positions, rows.valid, out, splits, HEADS=heads, D=d, BLOCK_D=power_of_two(d), num_warps=1
+        *part,
+        rows.positions,
+        rows.valid,
+        out,
+        splits,
+        HEADS=heads,
+        D=d,
+        BLOCK_D=power_of_two(d),
+        num_warps=1,
+        **launch_options(pdl),
     )
     return out

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specter_core.model.kernels.pdl import begin, fetch_rows, launch_options, start_next, wait_previous
 from specter_core.model.kernels.tiles import LinearTile
 
 
@@ -67,7 +68,7 @@ def _linear_kernel(
     N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr, K_SPAN: tl.constexpr, RMS: tl.constexpr, LAYER: tl.constexpr, LATE_SCALE: tl.constexpr,
     EMIT: tl.constexpr, PAIR: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GATE: tl.constexpr,
-    HAS_ADDEND: tl.constexpr, HAS_RESIDUAL: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr,
+    HAS_ADDEND: tl.constexpr, HAS_RESIDUAL: tl.constexpr, EVEN_N: tl.constexpr, EVEN_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     # Row tiles vary fastest, so that programs which share a weight tile run together.
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -75,6 +76,12 @@ def _linear_kernel(
     k_start = tl.program_id(2) * K_SPAN
     row_mask = rows < R
     dtype = w.dtype.element_ty
+    if PDL:
+        start_next()
+        fetch_rows(w, ns, N, K, dtype.primitive_bitwidth // 8)
+        if PAIR:
+            fetch_rows(w + N * K, ns, N, K, dtype.primitive_bitwidth // 8)
+        wait_previous()
 
     scale = tl.zeros([ROWS], tl.float32)
     mean = tl.zeros([ROWS], tl.float32)
@@ -138,8 +145,9 @@ def _linear_kernel(
 def _sum_splits_kernel(
     partial, bias, row_gate, addend, residual, out, R, stride_gate, stride_res, stride_out,
     N: tl.constexpr, SPLIT: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_GATE: tl.constexpr,
-    HAS_ADDEND: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    HAS_ADDEND: tl.constexpr, HAS_RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     rows = tl.program_id(0) + tl.arange(0, 1)
     ns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     mask = (rows < R)[:, None] & (ns < N)[None, :]
@@ -165,6 +173,8 @@ def linear(
     addend: Tensor | None = None,
     residual: Tensor | None = None,
     partial: Tensor | None = None,
+    keep_parts: bool = False,
+    pdl: bool = False,
 ) -> Tensor:
     """out[r] = residual[r] + addend[r] + sigmoid(row_gate[r]) · (w · norm(x[r]) + bias), each part
     optional.
@@ -173,8 +183,9 @@ def linear(
     swiglu: w is [2·out, in], gate rows first, and silu(gate)·up takes the product's place (no bias). norm
     normalises x first; normed [R, in] receives the normalised rows. row_gate [R] float32 (strided), addend
     [R, out] float32 contiguous, residual [R, out] (may be out itself). A tile with split > 1 needs
-    partial, float32 with split·R·out elements. Accumulates in float32. A row's bits depend on that row,
-    the weights and the tile alone.
+    partial, float32 with split·R·out elements; keep_parts leaves the [split, R, out] sums there, unfinished
+    (no bias and so on), and out as it was. pdl: launch as pdl.py says. Accumulates in float32. A row's
+    bits depend on that row, the weights and the tile alone.
     """
     rows, k = x.shape
     n = out.shape[1]
@@ -204,13 +215,14 @@ def linear(
         N=n, K=k, ROWS=tile.rows, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLIT=tile.split, K_SPAN=span,
         RMS=rms, LAYER=layer, LATE_SCALE=late, EMIT=normed is not None, PAIR=swiglu,
         EVEN_N=n % tile.block_n == 0, EVEN_K=k % tile.block_k == 0 and span * tile.split == k, **flags,
-        num_warps=tile.warps, num_stages=tile.stages,
+        num_warps=tile.warps, num_stages=tile.stages, **launch_options(pdl),
     )  # fmt: skip
-    if tile.split > 1:
+    if tile.split > 1 and not keep_parts:
         block = 256
         _sum_splits_kernel[(rows, triton.cdiv(n, block))](
             partial, _or(bias, w), _or(row_gate, w), _or(addend, w), _or(residual, w), out,
             rows, stride_gate, stride_res, out.stride(0), N=n, SPLIT=tile.split, BLOCK_N=block, **flags, num_warps=4,
+            **launch_options(pdl),
         )  # fmt: skip
     return out
 

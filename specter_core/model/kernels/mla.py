@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specter_core.model.kernels.pdl import begin, launch_options
 from specter_core.model.kernels.rope import RopeTables, RowTensors, rotated
 from specter_core.model.kernels.tiles import power_of_two
 
@@ -22,8 +23,9 @@ def _mla_prepare_kernel(
     CAPACITY: tl.constexpr, HEADS: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr,
     ROPE: tl.constexpr, ROWS: tl.constexpr, BLOCK_NOPE: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr, POSITIONS: tl.constexpr, SIDES: tl.constexpr,
-    INTERLEAVED: tl.constexpr,
+    INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     TILES: tl.constexpr = (RANK + BLOCK_N - 1) // BLOCK_N
     WIDTH: tl.constexpr = RANK + ROPE
     job = tl.program_id(1)
@@ -69,7 +71,7 @@ def _mla_prepare_kernel(
 
 def mla_prepare(
     q_nope: Tensor, q_rope: Tensor, k_rope: Tensor, latent: Tensor, key_up: Tensor, norm_weight: Tensor, eps: float,
-    rows: RowTensors, tables: RopeTables, q_latent: Tensor, cache: Tensor, *, row_tile: int = 16,
+    rows: RowTensors, tables: RopeTables, q_latent: Tensor, cache: Tensor, *, row_tile: int = 16, pdl: bool = False,
 ) -> None:  # fmt: skip
     """One layer's queries in latent space, and its latent cache entries.
 
@@ -96,5 +98,5 @@ def mla_prepare(
         CAPACITY=cache.shape[1] - 1, HEADS=heads, NOPE=nope, RANK=rank, ROPE=rope, ROWS=row_tile,
         BLOCK_NOPE=max(16, power_of_two(nope)), BLOCK_N=block_n, BLOCK_RANK=power_of_two(rank),
         BLOCK_ROPE=power_of_two(rope), POSITIONS=tables.cos.shape[1], SIDES=tables.cos.shape[0],
-        INTERLEAVED=tables.interleaved, num_warps=4,
+        INTERLEAVED=tables.interleaved, num_warps=4, **launch_options(pdl),
     )  # fmt: skip

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specter_core.model.kernels.attention import LOG2_E, softmax_step
 from specter_core.model.kernels.partials import Partials
+from specter_core.model.kernels.pdl import begin, launch_options
 from specter_core.model.kernels.rope import RowTensors
 from specter_core.model.kernels.splits import split_count, split_of, split_start
 from specter_core.model.kernels.tiles import power_of_two
@@ -21,7 +22,9 @@ def _mla_split_kernel(
     q, cache, positions, valid, part, part_top, part_total, steps, kv_start, splits, scale,
     CAPACITY: tl.constexpr, HEADS: tl.constexpr, BLOCK_H: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr,
     BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_S: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     WIDTH: tl.constexpr = RANK + ROPE
     tiles = (steps + BLOCK_T - 1) // BLOCK_T
     b = tl.program_id(0) // tiles
@@ -69,9 +72,10 @@ def _mla_split_kernel(
 def _mla_value_kernel(
     part, part_top, part_total, value_up, positions, valid, out, R, splits,
     HEADS: tl.constexpr, V: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Combine the splits of a head in order and apply its value up-projection W_uv."""
+    begin(PDL)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     n = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -109,7 +113,7 @@ def _mla_value_kernel(
 
 def mla_splits(
     q_latent: Tensor, cache: Tensor, rank: int, rows: RowTensors, scale: float, bucket: int, part: Partials, *,
-    steps_per_program: int = 1,
+    steps_per_program: int = 1, pdl: bool = False,
 ) -> None:  # fmt: skip
     """Partial causal attention of every row over the latents of its sequence, split by split.
 
@@ -129,11 +133,19 @@ def mla_splits(
         CAPACITY=cache.shape[1] - 1, HEADS=heads, BLOCK_H=block_h, RANK=rank, ROPE=width - rank,
         BLOCK_RANK=max(16, power_of_two(rank)), BLOCK_ROPE=max(16, power_of_two(width - rank)), BLOCK_T=block_t,
         BLOCK_S=BLOCK_S, num_warps=4 if block_t * block_h <= 16 else 8, num_stages=2,
+        **launch_options(pdl),
     )  # fmt: skip
 
 
 def mla_values(
-    part: Partials, value_up: Tensor, rows: RowTensors, bucket: int, out: Tensor, *, row_tile: int = 16
+    part: Partials,
+    value_up: Tensor,
+    rows: RowTensors,
+    bucket: int,
+    out: Tensor,
+    *,
+    row_tile: int = 16,
+    pdl: bool = False,
 ) -> Tensor:
     """Splits summed in ascending order, normalised, and carried out of latent space: out [R, heads·v].
 
@@ -148,6 +160,6 @@ def mla_values(
     _mla_value_kernel[(triton.cdiv(count, row_tile), heads, triton.cdiv(v_dim, block_n))](
         *part, value_up, rows.positions, rows.valid, out, count, splits,
         HEADS=heads, V=v_dim, RANK=rank, ROWS=row_tile, BLOCK_N=block_n,
-        BLOCK_K=min(128, max(16, power_of_two(rank))), num_warps=4, num_stages=3,
+        BLOCK_K=min(128, max(16, power_of_two(rank))), num_warps=4, num_stages=3, **launch_options(pdl),
     )  # fmt: skip
     return out

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specter_core.model.kernels.pdl import begin, launch_options
 from specter_core.model.kernels.tiles import power_of_two
 
 
@@ -60,8 +61,9 @@ def rotated(x, d, dim_mask, position, side, cos, sin, POSITIONS: tl.constexpr, D
 def _rope_append_kernel(
     qkv, q_out, k_cache, v_cache, positions, valid, context, cos, sin, stride_qkv, steps, kv_start, switch,
     CAPACITY: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    POSITIONS: tl.constexpr, SIDES: tl.constexpr, INTERLEAVED: tl.constexpr,
+    POSITIONS: tl.constexpr, SIDES: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     row = tl.program_id(0)
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
@@ -86,7 +88,13 @@ def _rope_append_kernel(
 
 
 def rope_append(
-    qkv: Tensor, q_out: Tensor, k_cache: Tensor, v_cache: Tensor, rows: RowTensors, tables: RopeTables
+    qkv: Tensor,
+    q_out: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    rows: RowTensors,
+    tables: RopeTables,
+    pdl: bool = False,
 ) -> None:
     """qkv [R, (heads + 2·kv_heads)·d] -> rotated q in q_out [R, heads, d]; k (rotated) and v into the caches.
 
@@ -102,4 +110,5 @@ def rope_append(
         qkv.stride(0), rows.steps, rows.kv_start, tables.switch,
         CAPACITY=slots - 1, HEADS=heads, KV_HEADS=kv_heads, D=d, BLOCK_D=power_of_two(d),
         POSITIONS=tables.cos.shape[1], SIDES=tables.cos.shape[0], INTERLEAVED=tables.interleaved, num_warps=1,
+        **launch_options(pdl),
     )  # fmt: skip

@@ -7,30 +7,35 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specter_core.model.kernels.pdl import begin, launch_options
 from specter_core.model.kernels.tiles import power_of_two
 
 ARGMAX_BLOCK = 2048
 
 
 @triton.jit
-def _embed_kernel(tokens, table, out, H: tl.constexpr, BLOCK: tl.constexpr):
+def _embed_kernel(tokens, table, out, H: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     row = tl.program_id(0)
     h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     token = tl.load(tokens + row).to(tl.int64)
     tl.store(out + row * H + h, tl.load(table + token * H + h, mask=h < H), mask=h < H)
 
 
-def embed(tokens: Tensor, table: Tensor, out: Tensor) -> Tensor:
+def embed(tokens: Tensor, table: Tensor, out: Tensor, pdl: bool = False) -> Tensor:
     """tokens int64 [R], table [V, H] -> out [R, H]."""
     count, hidden = out.shape
     assert tokens.numel() == count and table.is_contiguous() and out.is_contiguous()
     block = min(1024, power_of_two(hidden))
-    _embed_kernel[(count, triton.cdiv(hidden, block))](tokens, table, out, H=hidden, BLOCK=block, num_warps=4)
+    _embed_kernel[(count, triton.cdiv(hidden, block))](
+        tokens, table, out, H=hidden, BLOCK=block, num_warps=4, **launch_options(pdl)
+    )
     return out
 
 
 @triton.jit
-def _argmax_blocks_kernel(logits, part_best, part_id, stride, V: tl.constexpr, BLOCK: tl.constexpr):
+def _argmax_blocks_kernel(logits, part_best, part_id, stride, V: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+    begin(PDL)
     row = tl.program_id(0)
     block = tl.program_id(1)
     i = block * BLOCK + tl.arange(0, BLOCK)
@@ -42,7 +47,10 @@ def _argmax_blocks_kernel(logits, part_best, part_id, stride, V: tl.constexpr, B
 
 
 @triton.jit
-def _argmax_finish_kernel(part_best, part_id, out, V: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr):
+def _argmax_finish_kernel(
+    part_best, part_id, out, V: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    begin(PDL)
     row = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     scores = tl.load(part_best + row * PARTS + i, mask=i < PARTS, other=float("-inf"))
@@ -51,7 +59,7 @@ def _argmax_finish_kernel(part_best, part_id, out, V: tl.constexpr, PARTS: tl.co
     tl.store(out + row, tl.min(tl.where(scores == best, ids, V - 1), axis=0).to(tl.int64))
 
 
-def argmax(logits: Tensor, out: Tensor, part_best: Tensor, part_id: Tensor) -> Tensor:
+def argmax(logits: Tensor, out: Tensor, part_best: Tensor, part_id: Tensor, pdl: bool = False) -> Tensor:
     """logits float32 [R, V] -> out int64 [R], the lowest id among the maxima; V - 1 for a row of NaN.
 
     part_best float32 and part_id int32 of at least R·ceil(V / 2048) elements.
@@ -60,10 +68,24 @@ def argmax(logits: Tensor, out: Tensor, part_best: Tensor, part_id: Tensor) -> T
     parts = triton.cdiv(vocab, ARGMAX_BLOCK)
     assert logits.stride(1) == 1 and min(part_best.numel(), part_id.numel()) >= count * parts
     _argmax_blocks_kernel[(count, parts)](
-        logits, part_best, part_id, logits.stride(0), V=vocab, BLOCK=ARGMAX_BLOCK, num_warps=4
+        logits,
+        part_best,
+        part_id,
+        logits.stride(0),
+        V=vocab,
+        BLOCK=ARGMAX_BLOCK,
+        num_warps=4,
+        **launch_options(pdl),
     )
     _argmax_finish_kernel[(count,)](
-        part_best, part_id, out, V=vocab, PARTS=parts, BLOCK=power_of_two(parts), num_warps=1
+        part_best,
+        part_id,
+        out,
+        V=vocab,
+        PARTS=parts,
+        BLOCK=power_of_two(parts),
+        num_warps=1,
+        **launch_options(pdl),
     )
     return out
 
