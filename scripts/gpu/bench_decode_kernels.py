@@ -63,7 +63,7 @@ def time_case(case: Any) -> float:
     for launch in launches[:1]:
         launch()
     torch.cuda.synchronize()
-    rounds = max(1, -(-MIN_LAUNCHES // len(launches)))
+    rounds = 4 if case.bytes > 1_000_000_000 else max(1, -(-MIN_LAUNCHES // len(launches)))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(rounds):
@@ -117,6 +117,36 @@ def child(name: str, sweep: bool, start: int) -> None:
         if broken:
             os._exit(3)
         torch.cuda.empty_cache()
+    if not sweep:
+        profile(name)
+
+
+def profile(name: str) -> None:
+    """One line per kernel of a whole pass: its share, as seen by the profiler (launches one by one, no graph)."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    from scripts.gpu.decode_cases import SHAPES, Maker
+    from scripts.gpu.decode_steps import step_cases
+
+    shape = next(s for s in SHAPES if s.name == name)
+    for case in step_cases(shape, Maker("cuda", torch.bfloat16)):
+        if "PDL" in case.name or "4096" in case.name:
+            continue
+        launch = case.build(1)[0]
+        launch()
+        torch.cuda.synchronize()
+        with record(activities=[ProfilerActivity.CUDA]) as recorded:
+            launch()
+            torch.cuda.synchronize()
+        for event in recorded.key_averages():
+            row = {
+                "number": 10_000,
+                "kernel": f"profile: {event.key[:24]} x{event.count}",
+                "rows": case.rows,
+                "bytes": 0,
+            }
+            print(json.dumps(row | {"us": float(event.device_time_total)}), flush=True)
 
 
 def measure(name: str, sweep: bool) -> Iterator[dict[str, Any]]:
@@ -127,10 +157,14 @@ def measure(name: str, sweep: bool) -> Iterator[dict[str, Any]]:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert process.stdout is not None
         for line in process.stdout:
+            if not line.startswith("{"):
+                continue
             row = json.loads(line)
             start = row["number"] + 1
             yield row
         if process.wait() == 0:
+            return
+        if start > 10_000:
             return
         if process.returncode != 3:
             yield {"kernel": f"case {start}", "rows": 0, "bytes": 0, "note": f"exit code {process.returncode}"}
