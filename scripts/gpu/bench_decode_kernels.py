@@ -28,7 +28,7 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 L2_BYTES = 200_000_000
-MIN_LAUNCHES = 24
+MIN_LAUNCHES = 48
 FIELDS = ("model", "kernel", "rows", "us", "floor_us", "ratio", "tb_per_s", "bytes", "note")
 
 

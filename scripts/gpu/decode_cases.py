@@ -312,7 +312,7 @@ def model_cases(shape: Shape, make: Maker) -> Iterator[Case]:
 
 
 def sweep_cases(shape: Shape, make: Maker) -> Iterator[Case]:
-    """Candidate tiles of the linear layers and the grouped experts."""
+    """Candidate tiles of the linear layers, of MLA and of the grouped experts."""
     norm = norm_of(shape, make)
     layers = [("qkv", 3648, 2048, True, False), ("o", 2048, 2048, False, False), ("gate|up", 2816, 2048, False, True)]
     layers += [("down", 2048, 2816, False, False), ("router", 64, 2048, True, False)]
@@ -322,6 +322,14 @@ def sweep_cases(shape: Shape, make: Maker) -> Iterator[Case]:
             ("down", 2048, 5632, False, False),
             ("qkv", 6144, 2048, True, False),
         ]
+    if shape.hidden == 4096:
+        layers = [("qkv", 6144, 4096, True, False), ("o", 4096, 4096, False, False)]
+    if shape.rank:
+        for shared in (1, 2, 4):
+            for context in (160, 4096):
+                for case in attention_cases(shape, make, 17, context, steps_per_program=shared, row_tile=32):
+                    if "splits" in case.name:
+                        yield case
     for name, n, k, normed, pair in layers:
         for rows, count in ((16, 1), (32, 17)):
             for block_n, block_k, split, warps, stages in (
