@@ -7,6 +7,7 @@ JSON object.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -18,6 +19,8 @@ import hydra
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 @hydra.main(version_base="1.3", config_path=str(Path(__file__).resolve().parent / "conf"), config_name="config")
 def app(composed: DictConfig) -> None:
@@ -27,6 +30,12 @@ def app(composed: DictConfig) -> None:
         code = execute(composed)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
+        code = 2
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        where = error.filename or composed.output or "the output folder"
+        print(f"error: {where}: {error.strerror}; free some space, what is recorded stays", file=sys.stderr)
         code = 2
     raise SystemExit(code)
 
@@ -42,14 +51,21 @@ def execute(composed: DictConfig) -> int:
     assert isinstance(raw, dict)
     config = run_config({str(key): value for key, value in raw.items()})
     from harness import listing
+    from harness.catalogue import ROOT
     from harness.dataset_source import DatasetSource
     from harness.grid import plan_run, reference_system
+    from specter_core.errors import UserError
 
     named = any(override.startswith("model=") for override in HydraConfig.get().overrides.task)
     source = DatasetSource(prompts=config.prompts, seed=config.seed)
-    plan = plan_run(config, source, named_models=named)
+    try:
+        plan = plan_run(config, source, named_models=named)
+    except UserError:
+        if composed.command == "plan":
+            print("\n".join(listing.shape_lines(config)))
+        raise
     if composed.command == "plan":
-        print("\n".join(listing.plan_lines(config, plan)))
+        print("\n".join(listing.plan_lines(config, plan, ROOT / config.output / "records.csv")))
         return 0
     from harness.runner import output_folder, run
     from harness.table import print_summary

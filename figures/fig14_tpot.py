@@ -5,11 +5,11 @@ python -m figures.fig14_tpot --records outputs/main-run/records.csv --out output
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
 from figures import style
 
@@ -20,34 +20,31 @@ def figure(rows: pd.DataFrame) -> Figure:
     """rows: records (status ok or not) with one workload. One panel per (memory, model); bars are the mean
     TPOT in ms over the prompts of a dataset, whiskers its standard error; AVG is the mean of the datasets'
     means."""
-    style.apply()
+    with style.look():
+        return _draw(rows)
+
+
+def _draw(rows: pd.DataFrame) -> Figure:
     rows = rows[(rows["status"] == "ok") & rows["tpot_ms"].notna()]
     if "system_figure" in rows:
         rows = rows[rows["system_figure"].fillna(True).astype(bool)]
     systems = style.systems(rows)
-    models = list(dict.fromkeys(rows["model"]))
-    memories = list(dict.fromkeys(rows["memory"]))
     labels = [x for x in style.LABELS if x in set(rows["label"]) or x == "AVG"]
-    fig, axes = plt.subplots(
-        len(models) * len(memories),
-        1,
-        figsize=(style.TEXT_WIDTH_IN, 0.95 + 1.75 * len(models) * len(memories)),
-        squeeze=False,
-        layout="constrained",
-    )
-    panels = [(model, memory) for memory in memories for model in models]
-    for axis, (model, memory) in zip(axes[:, 0], panels, strict=True):
-        panel = rows[(rows["model"] == model) & (rows["memory"] == memory)]
+    panels = dict(list(rows.groupby(["memory", "model"], sort=False)))
+    fig = Figure(figsize=(style.TEXT_WIDTH_IN, 0.95 + 1.75 * len(panels)), layout="constrained")
+    axes = fig.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axis, ((memory, model), panel) in zip(axes, panels.items(), strict=True):
         _panel(axis, panel, systems, labels)
         axis.set_title(f"{model}, {memory} memory", loc="left")
-    handles = [plt.Rectangle((0, 0), 1, 1, color=s.colour) for s in systems]
     fig.get_layout_engine().set(rect=(0, 0.035, 1, 0.965))
     fig.legend(
-        handles,
+        [Rectangle((0, 0), 1, 1, color=s.colour) for s in systems],
         [s.label for s in systems],
         loc="outside upper center",
         ncols=min(5, len(systems)),
         frameon=False,
+        handlelength=1.2,
+        handleheight=0.8,
     )
     style.finish(fig, rows)
     return fig
@@ -57,12 +54,7 @@ def means(panel: pd.DataFrame) -> pd.DataFrame:
     """Columns system, label, mean, error (standard error over prompts, ms); label AVG is the mean of the
     others, its error propagated from theirs."""
     prompts = panel.groupby(["system", "label", "prompt_id"])["tpot_ms"].mean()
-    table = (
-        prompts.groupby(["system", "label"])
-        .agg(["mean", "sem"])
-        .rename(columns={"sem": "error"})
-        .reset_index()
-    )
+    table = prompts.groupby(["system", "label"]).agg(["mean", "sem"]).rename(columns={"sem": "error"}).reset_index()
     average = table.groupby("system").agg(
         mean=("mean", "mean"), error=("error", lambda e: float(np.sqrt((e**2).sum()) / len(e)))
     )
@@ -79,9 +71,7 @@ def _panel(axis: Axes, panel: pd.DataFrame, systems: list[style.SystemStyle], la
         own = np.array([table["mean"].get((system.system, x), np.nan) for x in labels], dtype=float)
         errors = np.array([table["error"].get((system.system, x), 0.0) for x in labels], dtype=float)
         axis.bar(at, own, width * 0.94, color=system.colour, edgecolor="white", linewidth=0.3)
-        axis.errorbar(
-            at, own, yerr=np.nan_to_num(errors), fmt="none", ecolor="#222222", elinewidth=0.7, capsize=1.5
-        )
+        axis.errorbar(at, own, yerr=np.nan_to_num(errors), fmt="none", ecolor="#222222", elinewidth=0.7, capsize=1.5)
         for x, value, error in zip(at, own, np.nan_to_num(errors), strict=True):
             if value > top:
                 _note(axis, x, top * 0.985, f"{value:.3g}\u2191", "white", "top", rotation=90)

@@ -9,6 +9,8 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+from figures import style
+
 WORKLOAD = ["link", "B", "prefix_len", "new_tokens", "temperature", "device"]
 
 
@@ -22,9 +24,7 @@ def read_records(path: Path, where: Sequence[str] = ()) -> pd.DataFrame:
     for condition in where:
         column, _, value = condition.partition("=")
         if column not in rows:
-            raise SystemExit(
-                f"error: --where {condition}: no column {column}; columns: {', '.join(rows.columns)}"
-            )
+            raise SystemExit(f"error: --where {condition}: no column {column}; columns: {', '.join(rows.columns)}")
         rows = rows[rows[column].astype(str) == value]
     if rows.empty:
         raise SystemExit(f"error: {path} has no row that meets {' '.join(where) or 'anything'}")
@@ -58,7 +58,8 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     paths = [folder / f"{name}.png", folder / f"{name}.pdf"]
     for path in paths:
         temporary = path.with_suffix(f".tmp{path.suffix}")
-        figure.savefig(temporary, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
+        with style.look():
+            figure.savefig(temporary, metadata={"CreationDate": None} if path.suffix == ".pdf" else None)
         temporary.replace(path)
     return paths
 
@@ -67,9 +68,7 @@ def main(draw: Callable[[pd.DataFrame], Figure], name: str, arguments: Sequence[
     """The command line of every figure module."""
     parser = argparse.ArgumentParser(prog=f"python -m figures.{name}")
     parser.add_argument("--records", type=Path, default=Path("outputs/main-run/records.csv"))
-    parser.add_argument(
-        "--out", type=Path, default=Path("outputs/main-run/figures"), help="folder for PNG and PDF"
-    )
+    parser.add_argument("--out", type=Path, default=Path("outputs/main-run/figures"), help="folder for PNG and PDF")
     parser.add_argument("--where", action="append", default=[], metavar="COLUMN=VALUE")
     options = parser.parse_args(arguments)
     rows = read_records(options.records, options.where)

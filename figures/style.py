@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import matplotlib as mpl
@@ -40,8 +41,9 @@ class SystemStyle(NamedTuple):
     colour: str
 
 
-def apply() -> None:
-    mpl.rcParams.update(RC)
+def look() -> AbstractContextManager[None]:
+    """The settings that every figure is drawn and saved under."""
+    return mpl.rc_context(RC)
 
 
 def systems(rows: pd.DataFrame) -> list[SystemStyle]:

@@ -44,9 +44,7 @@ class Group:
     @property
     def name(self) -> str:
         s = self.setting
-        return f"{s.model.name}, {s.memory.label}, {self.system.name}" + (
-            f", K = {self.depth}" if self.depth else ""
-        )
+        return f"{s.model.name}, {s.memory.label}, {self.system.name}" + (f", K = {self.depth}" if self.depth else "")
 
 
 class Skip(NamedTuple):
@@ -71,9 +69,7 @@ def expand(config: RunConfig, device: str) -> Grid:
             reason = unfit(setting, system, device)
             if reason is None:
                 block += [Group(setting, system, depth) for depth in depths(config, setting.model, system)]
-            elif (
-                skip := Skip(f"{setting.model.name}, {setting.memory.label}, {system.name}", reason)
-            ) not in skips:
+            elif (skip := Skip(f"{setting.model.name}, {setting.memory.label}, {system.name}", reason)) not in skips:
                 skips.append(skip)
         s = setting
         order = (config.seed, s.model.name, s.memory.name, s.link.name, s.batch, s.prefix_tokens, s.repeat)

@@ -74,9 +74,7 @@ class MemoryEntry:
         if (self.slots_per_layer is None) == (self.budget is None):
             raise UserError(f"memory {self.name}: give slots_per_layer or budget, one of the two")
         if self.slots_per_layer is not None and self.slots_per_layer < 1:
-            raise UserError(
-                f"memory {self.name}: slots_per_layer {self.slots_per_layer} is below 1 slot per layer"
-            )
+            raise UserError(f"memory {self.name}: slots_per_layer {self.slots_per_layer} is below 1 slot per layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,20 +141,14 @@ def build(cls: type[T], raw: Mapping[str, Any], where: str, **extra: Any) -> T:
 def run_config(raw: Mapping[str, Any]) -> RunConfig:
     """The composed config (plain dicts and lists) as a RunConfig. UserError names a bad value and what would
     do."""
-    rest = {
-        k: v
-        for k, v in raw.items()
-        if k not in ("command", "models", "systems", "memories", "links", "launcher")
-    }
+    rest = {k: v for k, v in raw.items() if k not in ("command", "models", "systems", "memories", "links", "launcher")}
     sweep = str(raw.get("sweep", "main"))
     systems = [system_entry(n, s) for n, s in raw["systems"].items()]
     for system in systems:
         if not system.selectable:
             raise UserError(f"system={system.name} is no system to measure; it runs by itself, untimed")
     rest |= {
-        "depth": [
-            None if d == "model" else _number(d, "depth", 0) for d in _listed(rest.get("depth", "model"))
-        ],
+        "depth": [None if d == "model" else _number(d, "depth", 0) for d in _listed(rest.get("depth", "model"))],
         "batch": [_number(v, "batch", 1) for v in _listed(rest.get("batch", 1))],
         "prefix_tokens": [_number(v, "prefix_tokens", 1) for v in _listed(rest.get("prefix_tokens", 16))],
         "new_tokens": [_number(v, "new_tokens", 1) for v in _listed(rest.get("new_tokens", 128))],
@@ -215,6 +207,4 @@ def _number(value: Any, name: str, least: int) -> int:
 
 def _known(value: Any, known: Sequence[Any], name: str) -> None:
     if value not in known:
-        raise UserError(
-            f"{name}={value} is unknown; known: {', '.join(str(k) for k in known if k is not None)}"
-        )
+        raise UserError(f"{name}={value} is unknown; known: {', '.join(str(k) for k in known if k is not None)}")

@@ -11,6 +11,7 @@ from harness.system import ModelShape
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 GROUP_SIZE = 128
 TRAILER_BYTES, ALIGNMENT_BYTES = 32, 256
+WORKSPACE_SHARE = 50
 
 
 def entry_bytes(shape: ModelShape) -> int:
@@ -26,11 +27,14 @@ def draft_bytes(shape: ModelShape) -> int:
 
 
 def parts(shape: ModelShape, batch: int, max_sequence: int, depth: int) -> dict[str, int]:
-    """Device bytes of everything but the slots. depth 0: no draft is resident."""
+    """Device bytes of everything but the slots. depth 0: no draft is resident. workspace: what rounding small
+    tensors up to whole blocks adds to the shared ones."""
+    shared = shape.shared_params * DTYPE_BYTES[shape.dtype]
     return {
-        "shared": shape.shared_params * DTYPE_BYTES[shape.dtype],
+        "shared": shared,
         "draft": draft_bytes(shape) if depth else 0,
-        "kv": shape.kv_bytes_per_token * batch * (max_sequence + depth + 1),
+        "kv": shape.kv_bytes_per_token * batch * max_sequence,
+        "workspace": shared // WORKSPACE_SHARE,
     }
 
 

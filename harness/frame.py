@@ -64,9 +64,7 @@ def load(path: Path, hashes: Collection[str] | None = None) -> pd.DataFrame:
     except (ValueError, KeyError) as error:
         raise UserError(f"{path}: a cell does not fit its column: {error}") from error
     except pa.errors.SchemaErrors as error:
-        cases = error.failure_cases.sort_values(
-            "schema_context", kind="stable"
-        )  # Column before DataFrameSchema
+        cases = error.failure_cases.sort_values("schema_context", kind="stable")  # Column before DataFrameSchema
         first = cases.iloc[0]
         where = f"{path}: row {first['index']}"
         if first["schema_context"] == "Column":

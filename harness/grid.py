@@ -13,6 +13,7 @@ from harness.config import ModelEntry, RunConfig, SystemEntry, system_entry
 from harness.environment import detect_device
 from harness.memory import memory_spec
 from harness.prompts import BenchPrompt, PromptSource
+from harness.records import Key
 from harness.system import MemorySpec, ModelSpec
 from harness.weights import absent, model_spec
 from specter_core.errors import UserError
@@ -31,6 +32,12 @@ class PlannedGroup(NamedTuple):
     @property
     def requests(self) -> int:
         return sum(len(p) for p in self.prompts.values())
+
+    @property
+    def keys(self) -> list[Key]:
+        """The key of every row that this group will have."""
+        repeat = self.group.setting.repeat
+        return [Key(self.hashes[d], p.prompt_id, repeat) for d, chosen in self.prompts.items() for p in chosen]
 
 
 @dataclass(frozen=True, slots=True)

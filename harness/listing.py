@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from harness import catalogue
+from harness.cells import expand
 from harness.config import RunConfig, model_entry, system_entry
+from harness.environment import detect_device
 from harness.footprint import entry_bytes, parts, slots_in
 from harness.grid import PlannedGroup, RunPlan, missing_module
+from harness.memory import memory_spec
 from harness.prompts import PromptSource
-from harness.system import ModelShape
+from harness.records import key_of, read_rows
+from harness.system import ModelSpec
 from harness.weights import absent
 
 
@@ -36,61 +41,81 @@ def catalogue_lines(source: PromptSource) -> Iterator[str]:
             yield f"  {name:24} {catalogue.headline(group, name)}"
 
 
-def plan_lines(config: RunConfig, plan: RunPlan) -> Iterator[str]:
-    """The cell groups in the order of execution, slots and bytes by part for each, and what is skipped."""
+def plan_lines(config: RunConfig, plan: RunPlan, records: Path) -> Iterator[str]:
+    """The cell groups in the order of execution with what is still to do, bytes by part, what is skipped and
+    why.
+
+    Minutes come from rows of the same system, model, memory and length that an earlier run recorded.
+    """
     groups = list(plan.groups)
+    done = {key_of(row) for row in recorded(records) if row["status"] == "ok"}
     yield f"sweep {config.sweep}, device {plan.device}, output {config.output}"
     yield f"{len(groups)} cell groups in {len(plan.blocks)} blocks, {plan.requests} requests"
+    seconds = seconds_per_request(records)
+    known, total = 0, 0.0
     for planned in groups:
+        left = sum(key not in done for key in planned.keys)
+        each = seconds.get(speed_key(planned))
+        minutes = "" if each is None else f", about {left * each / 60:.1f} min"
+        known, total = known + (each is not None), total + left * (each or 0.0)
         tokens = planned.group.setting.new_tokens
-        yield f"  {planned.group.name}: {planned.requests} requests x {tokens} tokens"
-    yield "memory (GB = 1e9 bytes)"
-    seen = []
-    for planned in groups:
-        line = memory_line(planned)
-        if line not in seen:
-            seen.append(line)
-            yield f"  {line}"
-    minutes = link_minutes(groups)
-    if minutes is not None:
-        yield f"at most about {minutes:.0f} min of transfers on the paced link, were no expert ever reused"
+        yield f"  {planned.group.name}: {left} of {planned.requests} requests x {tokens} tokens to do{minutes}"
+    if known:
+        yield f"about {total / 60:.1f} min in all" + (f" for {known} of them" if known < len(groups) else "")
+    yield "memory (MB = 1e6 bytes)"
+    yield from dict.fromkeys(f"  {memory_line(planned)}" for planned in groups)
     for skip in plan.skips:
         yield f"skipped: {skip.what}: {skip.reason}"
 
 
+def shape_lines(config: RunConfig) -> Iterator[str]:
+    """Budget and bytes by part for models of known shape, whether their weights are here or not."""
+    device = detect_device(config.device)
+    yield f"sweep {config.sweep}, device {device}; memory (MB = 1e6 bytes)"
+    for block in expand(config, device).blocks:
+        for group in block:
+            entry = group.setting.model
+            if entry.shape is not None and group.setting.repeat == 0:
+                spec = ModelSpec(entry.name, entry.family, "", None, "", entry.shape.dtype, "", entry.shape)
+                memory = memory_spec(group, spec, device)
+                yield f"  {memory_line(PlannedGroup(group, spec, memory, {}, {}))}"
+
+
 def memory_line(planned: PlannedGroup) -> str:
-    """Bytes by part and slots per layer of one group, from shapes; the system itself plans with what it
-    measures."""
+    """Budget and bytes by part of one group, from shapes; the system itself plans with what it measures."""
     group, memory, shape = planned.group, planned.memory, planned.model.shape
     head = f"{planned.model.name}, {memory.label}, {group.system.name}"
     if shape is None or memory.budget_bytes is None:
         return f"{head}: no budget, every expert resident"
-    depth = group.depth
-    fixed = parts(shape, memory.batch, memory.max_sequence, depth)
-    shown = " + ".join(f"{name} {size / 1e9:.3f}" for name, size in fixed.items() if size)
-    slots = memory.slots_per_layer if depth or _same_cache(group.system.options) else None
-    fitting = slots_in(shape, memory.budget_bytes, memory.batch, memory.max_sequence, depth)
-    mean = slots or fitting
-    return (
-        f"{head}: {memory.budget_bytes / 1e9:.3f} GB = {shown} + slots; {mean:.1f} of {shape.experts} "
-        f"slots per layer x {shape.moe_layers} layers x {entry_bytes(shape) / 1e6:.2f} MB"
-    )
+    fixed = parts(shape, memory.batch, memory.max_sequence, group.depth)
+    shown = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in fixed.items() if size)
+    line = f"{head}: budget {memory.budget_bytes / 1e6:,.1f} MB; {shown}"
+    if not group.system.needs_store:
+        return f"{line}, the rest for resident layers"
+    same_cache = group.system.options.get("capacity", "same_cache") == "same_cache"
+    slots: float | None = memory.slots_per_layer if same_cache else None
+    if slots is None:
+        slots = slots_in(shape, memory.budget_bytes, memory.batch, memory.max_sequence, group.depth)
+    size = slots * shape.moe_layers * entry_bytes(shape)
+    return f"{line}, slots {size / 1e6:,.1f} ({slots:.1f} of {shape.experts} per layer)"
 
 
-def link_minutes(groups: list[PlannedGroup]) -> float | None:
-    """Upper estimate: k experts per MoE layer and token cross the paced link. None where no link is paced."""
-    seconds = 0.0
-    for planned in groups:
-        rate, shape = planned.memory.link_rate_bytes_per_s, planned.model.shape
-        if rate is not None and shape is not None:
-            tokens = planned.requests * planned.group.setting.new_tokens
-            seconds += tokens * bytes_per_token(shape) / rate
-    return seconds / 60 if seconds else None
+def recorded(records: Path) -> list[dict[str, str]]:
+    return read_rows(records) if records.exists() else []
 
 
-def bytes_per_token(shape: ModelShape) -> int:
-    return shape.top_k * shape.moe_layers * entry_bytes(shape)
+def seconds_per_request(records: Path) -> dict[tuple[str, ...], float]:
+    """Mean wall time of a recorded request, by (system, model, memory, K, B, prefix, new tokens)."""
+    found: dict[tuple[str, ...], list[float]] = {}
+    for row in recorded(records):
+        if row["status"] == "ok":
+            key = tuple(row[c] for c in ("system", "model", "memory", "K", "B", "prefix_len", "new_tokens"))
+            wall_s = (float(row["ttft_ms"]) + float(row["tpot_ms"] or 0) * (int(row["new_tokens"]) - 1)) / 1e3
+            found.setdefault(key, []).append(wall_s / int(row["B"]))
+    return {key: sum(values) / len(values) for key, values in found.items()}
 
 
-def _same_cache(options: object) -> bool:
-    return isinstance(options, dict) and options.get("capacity", "same_cache") == "same_cache"
+def speed_key(planned: PlannedGroup) -> tuple[str, ...]:
+    s, m = planned.group.setting, planned.memory
+    numbers = (planned.group.depth, m.batch, s.prefix_tokens, s.new_tokens)
+    return (planned.group.system.name, planned.model.name, m.label, *map(str, numbers))

@@ -67,18 +67,14 @@ class Measurement:
                 self.notice(f"{group.name}: {failure}")
                 restarts -= 1
                 if restarts < 0 or (not loaded and failure.status in ("refused", "oom")):
-                    reason = (
-                        f"not measured, its worker failed before: {failure.reason}"
-                        if loaded
-                        else failure.reason
-                    )
+                    reason = f"not measured, its worker failed before: {failure.reason}" if loaded else failure.reason
                     for batch in pending:
                         self._fail(group, model, memory, batch, WorkerFailure(failure.status, reason))
                     return
             finally:
                 worker.close()
 
-    def open(self, planned: PlannedGroup) -> bool:
+    def unfinished(self, planned: PlannedGroup) -> bool:
         """Whether anything of a group is still to be measured."""
         return bool(self._pending(planned.group, planned.model, planned.memory, planned.prompts, count=False))
 
@@ -119,9 +115,7 @@ class Measurement:
         except WorkerFailure as failure:
             raise WorkerFailure(failure.status, f"warm-up: {failure.reason}") from failure
 
-    def _generate(
-        self, worker: WorkerProcess, group: Group, prompts: Sequence[BenchPrompt]
-    ) -> list[RequestRecord]:
+    def _generate(self, worker: WorkerProcess, group: Group, prompts: Sequence[BenchPrompt]) -> list[RequestRecord]:
         requests = [
             Request(
                 request_id=f"{prompt.prompt_id}#{row}",
@@ -153,9 +147,7 @@ class Measurement:
             rows.setdefault(prompt.prompt_id, row | measured_columns(record, memory) | {"exact_match": exact})
         self._append(rows)
 
-    def _fail(
-        self, group: Group, model: ModelSpec, memory: MemorySpec, batch: Batch, failure: WorkerFailure
-    ) -> None:
+    def _fail(self, group: Group, model: ModelSpec, memory: MemorySpec, batch: Batch, failure: WorkerFailure) -> None:
         rows = {}
         for name, prompt in batch:
             status = {"status": failure.status, "reason": failure.reason}

@@ -90,9 +90,7 @@ class RecordFile:
             reader = csv.DictReader(file)
             if tuple(reader.fieldnames or ()) != NAMES:
                 odd = sorted(set(reader.fieldnames or ()) ^ set(NAMES)) or ["their order"]
-                raise UserError(
-                    f"{self.path} has other columns than this version ({odd[0]}); start anew with --fresh"
-                )
+                raise UserError(f"{self.path} has other columns than this version ({odd[0]}); start anew with --fresh")
             for row in reader:
                 if row["status"] == "ok":
                     self.done.add(key_of(row))

@@ -85,7 +85,7 @@ def _run_model(
 ) -> None:
     """One model's groups in their order, over one host store that lives as long as it is needed."""
     config = measurement.config
-    open_groups = [p for p in groups if measurement.open(p)]
+    open_groups = [p for p in groups if measurement.unfinished(p)]
     wanted = missing_reference(measurement.reference, spec, open_groups) if config.temperature == 0 else {}
     if wanted and reference is not None and (line := missing_module(reference)) is not None:
         progress.notice(f"{spec.name}: exact_match stays empty, {line}")

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from harness.system import ModelSpec
 
+LOADING_THREADS = 4
+
 
 @contextmanager
-def shared_store(
-    model: ModelSpec, threads: int | None, progress: Callable[[int, int], None] | None = None
-) -> Iterator[ModelSpec]:
+def shared_store(model: ModelSpec, threads: int | None) -> Iterator[ModelSpec]:
     """The spec with the handle of a filled store; the segment is gone afterwards. UserError: no room, bad
     shard."""
-    from specter_core.memory.host_store import HostExpertStore
-    from specter_core.memory.payload import PayloadLayout
-    from specter_core.model.checkpoint import Checkpoint
+    from specter_core.assembly import fill_host_store
     from specter_core.model.config import ModelConfig
-    from specter_core.model.experts_loader import fill_store
 
     path = Path(model.path)
     config = ModelConfig.from_file(path / "config.json")
-    layout = PayloadLayout(config.hidden, config.expert_width, config.dtype)
-    store = HostExpertStore.create(len(config.moe_layers), config.num_experts, layout)
+    store = fill_host_store(path, config, threads=threads or LOADING_THREADS)
     try:
-        fill_store(Checkpoint(path), config, store, threads=threads or 4, progress=progress)
-        store.mark_ready()
         yield replace(model, store=store.handle)
     finally:
         store.close()

@@ -40,9 +40,7 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
             line |= {name: good[column].mean() for name, column in MEANS.items()}
             line["h2d_mb_per_token"] = (good["h2d_bytes"] / good["new_tokens"]).astype("float64").mean() / 1e6
             line["exact_share"] = good["exact_match"].astype("Float64").mean()
-            line |= dict(
-                zip(("ratio", "ratio_low", "ratio_high"), ratio(per_prompt(good), specter), strict=True)
-            )
+            line |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratio(per_prompt(good), specter), strict=True))
             lines.append(line)
     return pd.DataFrame(lines)
 

@@ -36,9 +36,7 @@ def validate(folder: Path) -> Validation:
         problems.append("environment.json is missing")
     else:
         weights = json.loads(environment.read_text()).get("weights", {})
-        problems += [
-            f"environment.json: no weights hash of {m}" for m in sorted(set(rows["model"]) - set(weights))
-        ]
+        problems += [f"environment.json: no weights hash of {m}" for m in sorted(set(rows["model"]) - set(weights))]
     return Validation(len(rows), problems)
 
 
@@ -55,7 +53,5 @@ def row_problems(rows: pd.DataFrame) -> list[str]:
         for r in over.itertuples()
     ]
     wrong = ok[(ok["system"] == "specter") & ok["exact_match"].eq(False).fillna(False)]
-    problems += [
-        f"specter on {r.model}, {r.prompt_id}: other tokens than the target" for r in wrong.itertuples()
-    ]
+    problems += [f"specter on {r.model}, {r.prompt_id}: other tokens than the target" for r in wrong.itertuples()]
     return problems

@@ -47,7 +47,9 @@ def fetch_command(entry: ModelEntry) -> str:
 
 def draft_command(entry: ModelEntry) -> str:
     paths = entry.weights["official"]
-    return f"python3 initialization/quantize_draft.py --model {paths['path']} --output {paths['draft']}"
+    return (
+        f"python3 initialization/quantize_draft.py --model {paths['path']} --output {paths['draft']} --calibration TEXT"
+    )
 
 
 def model_spec(entry: ModelEntry, kind: str | None = None) -> ModelSpec:
@@ -56,7 +58,7 @@ def model_spec(entry: ModelEntry, kind: str | None = None) -> ModelSpec:
         raise UserError(line)
     kind = kind or entry.default_weights
     path, draft = _folder(entry, kind, "path"), _folder(entry, kind, "draft")
-    has_draft = "draft" in entry.weights[kind] and (draft / "config.json").exists()
+    has_draft = "draft" in entry.weights[kind] and any(draft.glob("*.safetensors"))
     shape = entry.shape or read_shape(path)
     return ModelSpec(
         name=entry.name,
@@ -73,7 +75,8 @@ def model_spec(entry: ModelEntry, kind: str | None = None) -> ModelSpec:
 def weights_hash(folders: list[Path]) -> str:
     """16 hex digits over config.json and the weights. Above 2 GB a file counts by size, first and last MiB,
     and the hash begins with "~"."""
-    files = [f for folder in folders for f in [folder / "config.json", *sorted(folder.glob("*.safetensors"))]]
+    patterns = ("config.json", "*.safetensors")
+    files = [f for folder in folders for pattern in patterns for f in sorted(folder.glob(pattern))]
     whole = sum(f.stat().st_size for f in files) <= WHOLE_HASH_BYTES
     digest = hashlib.sha256()
     for file in files:

@@ -49,11 +49,7 @@ def diagnose(error: Exception) -> tuple[str, str]:
     text = " ".join(str(error).split())[:500]
     if isinstance(error, UserError):
         return "refused", text
-    if (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or "can't allocate" in text
-    ):
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or "can't allocate" in text:
         return "oom", text or type(error).__name__
     return "failed", f"{type(error).__name__}: {text}"
 

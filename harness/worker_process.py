@@ -97,9 +97,7 @@ class WorkerProcess:
             self._pipe.send(message)
             if not self._pipe.poll(timeout_s):
                 self.kill()
-                raise WorkerFailure(
-                    "timeout", f"no answer to {message[0]} within {timeout_s:g} s; worker ended"
-                )
+                raise WorkerFailure("timeout", f"no answer to {message[0]} within {timeout_s:g} s; worker ended")
             kind, *rest = self._pipe.recv()
         except (EOFError, OSError) as error:
             raise WorkerFailure("crashed", self._epitaph()) from error
@@ -118,11 +116,7 @@ class WorkerProcess:
         code = self._process.returncode
         if code < 0:
             name = signal.Signals(-code).name
-            hint = (
-                " (killed from outside, or by the kernel for want of memory)"
-                if -code == signal.SIGKILL
-                else ""
-            )
+            hint = " (killed from outside, or by the kernel for want of memory)" if -code == signal.SIGKILL else ""
             return f"worker ended by {name}{hint}"
         lines = self._log.read_text(errors="replace").split("\n") if self._log.exists() else []
         last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")

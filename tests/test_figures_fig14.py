@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import matplotlib
+import matplotlib.colors
 import pandas as pd
 import pytest
 from records_fixture import TPOT_MS, main_run, row
@@ -17,8 +17,6 @@ from harness.columns import NAMES
 from harness.config import system_entry
 from harness.records import cell
 from harness.runner import write_systems
-
-matplotlib.use("Agg")
 
 
 def write(folder: Path, rows: list[dict]) -> Path:

@@ -91,9 +91,7 @@ def test_a_file_size_limit_of_the_system_is_handled_like_a_full_disk(tmp_path):
     )
     here = Path(__file__).parent
     command = [sys.executable, "-c", code, str(tmp_path / "r.csv"), str(here)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=str(here.parent))
-    )
+    done = subprocess.run(command, capture_output=True, text=True, env=dict(os.environ, PYTHONPATH=str(here.parent)))
     assert done.returncode == 0, done.stderr
     assert "cannot append" in done.stdout
 

@@ -16,11 +16,11 @@ from run import main
 TESTS = Path(__file__).parent
 
 
-def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, command: list[str] | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(TESTS), str(ROOT)])
     environment = {**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "COLUMNS": "200", **env}
     environment.pop("PROFILE", None) if "PROFILE" not in env else None
-    command = [sys.executable, str(ROOT / "run.py"), *arguments]
+    command = [*(command or [sys.executable, str(ROOT / "run.py")]), *arguments]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
 
 
@@ -134,24 +134,36 @@ def test_a_run_ends_with_one_json_line_and_a_table_and_resumes(tmp_path):
         assert (tmp_path / name).stat().st_size > 0
     again = json.loads(run(*command).stdout)
     assert (again["rows"], again["new_rows"]) == (10, 0)
-    fresh = json.loads(run("--fresh", *command).stdout)
-    assert (fresh["rows"], fresh["new_rows"]) == (10, 10)
     validated = run("validate", str(tmp_path))
     assert validated.returncode == 0 and json.loads(validated.stdout) == {"rows": 10, "problems": 0}
 
 
+def test_a_full_disk_is_one_line_and_exit_code_2(tmp_path):
+    command = ["bash", "-c", 'ulimit -f 4; exec "$@"', "bash", sys.executable, str(ROOT / "run.py")]
+    done = run(*tiny_run(tmp_path), command=command)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.splitlines()[-1].endswith("free some space, what is recorded stays")
+    assert "Traceback" not in done.stderr
+    assert (tmp_path / "records.csv").exists()
+
+
 def test_plan_lists_groups_slots_bytes_and_skips_and_runs_nothing(tmp_path):
-    done = run(
-        "plan",
-        *tiny_run(
-            tmp_path, "+systems.vllm={module: x, label: v, colour: c, order: 2, available: false, reason: later}"
-        ),
-    )
+    later = "+systems.vllm={module: x, label: v, colour: c, order: 2, available: false, reason: later}"
+    done = run("plan", *tiny_run(tmp_path, later, "+systems.specter.needs_store=true"))
     assert done.returncode == 0, done.stderr
     assert "2 cell groups in 1 blocks, 10 requests" in done.stdout
-    assert "tiny, tight, specter" in done.stdout and "3.0 of 16 slots per layer x 4 layers" in done.stdout
+    assert "tiny, tight, specter, K = 4: 5 of 5 requests x 32 tokens to do" in done.stdout
+    assert "slots 1.2 (3.0 of 16 per layer)" in done.stdout
     assert "skipped: tiny, tight, vllm: later" in done.stdout
     assert not (tmp_path / "records.csv").exists()
+
+
+def test_plan_of_an_absent_model_shows_its_budgets_and_what_fetches_it():
+    done = run("plan", "profile=paper")
+    assert done.returncode == 2 and "python3 initialization/download_models.py" in done.stderr
+    specter = [x for x in done.stdout.splitlines() if "deepseek_v2_lite, high, specter" in x]
+    assert len(specter) == 1 and "budget 24,000.0 MB; shared 2,623.3, draft 7,422.3" in specter[0]
+    assert "30.9 of 64 per layer" in specter[0]
 
 
 def test_validate_of_a_folder_without_records_is_one_line(typed, tmp_path):
