@@ -102,7 +102,7 @@ def _run_model(
         for planned in groups:
             progress.begin(planned.group.name)
             warmup = source.warmup(spec, planned.group.setting.prefix_tokens)
-            measurement.run(planned.group, spec, planned.memory, planned.prompts, warmup)
+            measurement.run(planned, spec, warmup)
 
 
 def finish(config: RunConfig, plan: RunPlan, out: Path, *, new: int) -> dict[str, Any]:

@@ -194,6 +194,7 @@ def test_batches_are_full_and_hold_every_prompt():
 
 def test_a_batched_run_records_each_prompt_once(tmp_path):
     outcome = run(raw_config(tmp_path, batch=[3]))
+    assert len((tmp_path / "records.csv").read_text().splitlines()) == 1 + 4
     rows = frame.load(tmp_path / "records.csv")
     assert outcome["rows"] == 4 and rows["prompt_id"].is_unique and set(rows["B"]) == {3}
 
