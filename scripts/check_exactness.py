@@ -38,6 +38,7 @@ PROMPTS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
+    torch.set_num_threads(1)
     try:
         return _check(args)
     except UserError as error:

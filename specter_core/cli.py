@@ -7,6 +7,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from specter_core.assembly import build_engine, open_model
 from specter_core.errors import UserError
 from specter_core.memory.budget import SlotPlan
@@ -45,11 +47,13 @@ def _parser() -> argparse.ArgumentParser:
     gen.add_argument("--seed", type=int, default=0)
     gen.add_argument("--variant", choices=VARIANTS, default="default")
     gen.add_argument("--device", default="cpu")
+    gen.add_argument("--threads", type=int, default=1, help="CPU compute threads; small models gain nothing from more")
     gen.add_argument("--trace", type=Path, help="write a Chrome trace of compute and link")
     return parser
 
 
 def _generate(args: argparse.Namespace) -> int:
+    torch.set_num_threads(max(1, args.threads))
     codec = TextCodec(args.model)
     prompt = tuple(codec.encode(args.prompt))
     context = len(prompt) + max(args.max_new_tokens, 1)

@@ -204,6 +204,7 @@ class SpecterEngine:
         tokens = torch.cat([pending, window.tokens], dim=1)  # [B, K+1]
         rows = Rows.decode(boundaries, window.steps + 1, [depth + 1 for depth in window.depths])
         with self.trace.span("verify", rows=int(rows.valid.sum())):
+            self.experts.begin_pass()
             logits = self.target.decode(tokens, rows, self.kv, stats)
         for b, depth in enumerate(window.depths):
             if depth >= 0:
@@ -220,7 +221,9 @@ class SpecterEngine:
         self._count(window, verdict, committed, stats)
 
     def _count(self, window: Window, verdict: Verdict, committed: list[int], stats: WindowStats) -> None:
-        loads = self.prefetcher.end_window()
+        steps = window.steps + 1
+        useful = [b * steps + t for b, n in enumerate(committed) for t in range(n)]  # inputs of committed tokens
+        loads = self.prefetcher.end_window(self.experts.routed_by(useful))
         stats.depth = window.steps
         stats.drafted = sum(max(depth, 0) for depth in window.depths)
         stats.tested = sum(verdict.tested)

@@ -74,7 +74,7 @@ class WindowStats:
     accesses counts (token, expert) pairs of the target's routing; hit/late/miss count distinct experts at the moment
     the layer's router has spoken. coverage_ceiling[l] = min(1, M_l / distinct[l]).
 
-    prefetch_issued loads of plans went onto the link, prefetch_used of them were routed to in this window (precision);
+    prefetch_issued loads of plans went onto the link, prefetch_used of them served a committed token (precision);
     of the `absent` needed experts that were nowhere at b_1, absent_planned had been planned (recall). h2d_bytes crossed
     the link in this window, h2d_bytes_used of loads were computed from for the first time. link_span_ms runs from b_1
     (K = 0: from the start) to the end of verification.

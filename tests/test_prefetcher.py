@@ -138,7 +138,7 @@ class WindowMachine(RuleBasedStateMachine):
     @rule()
     def next_window(self):
         assert not self.loader.queued_keys(), "nothing planned outlives its window"
-        counters = self.prefetcher.end_window()
+        counters = self.prefetcher.end_window(self.needed)
         assert 0 <= counters.used <= counters.issued
         assert 0 <= counters.absent_planned <= counters.absent <= len(self.needed)
         self.begin()
@@ -246,11 +246,13 @@ def test_precision_and_recall_count_what_they_say():
         link.step()
     prefetcher.end_of_draft()
     prefetcher.before_layer(0, [3, 5, 6])
-    counters = prefetcher.end_window()
+    served = {ExpertKey(0, 3), ExpertKey(0, 5)}
+    assert prefetcher.end_window({ExpertKey(0, 6)}).used == 0, "only a rejected token needed expert 3"
+    counters = prefetcher.end_window(served)
     assert (counters.issued, counters.used) == (2, 1)
     assert (counters.absent, counters.absent_planned) == (3, 2)
     link.drain()
-    assert prefetcher.end_window().promoted == 1
+    assert prefetcher.end_window(served).promoted == 1
 
 
 def test_an_expert_that_the_last_plan_dropped_was_not_predicted():
@@ -260,7 +262,7 @@ def test_an_expert_that_the_last_plan_dropped_was_not_predicted():
     prefetcher.on_boundary(counts(e3=1, e4=2, e5=2, e6=2), 2, Timings(1.0, 0.1))
     prefetcher.end_of_draft()
     prefetcher.before_layer(0, [3, 4])
-    counters = prefetcher.end_window()
+    counters = prefetcher.end_window(set())
     assert (counters.absent, counters.absent_planned) == (2, 1)
 
 
@@ -284,5 +286,5 @@ def test_a_window_without_a_boundary_counts_nothing(depth):
     assert prefetcher.begin_window(depth) == depth
     prefetcher.end_of_draft()
     prefetcher.before_layer(0, [0])
-    counters = prefetcher.end_window()
+    counters = prefetcher.end_window(set())
     assert (counters.chunks, counters.issued, counters.absent) == (0, 0, 0)

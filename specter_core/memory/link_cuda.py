@@ -1,72 +1,72 @@
-"""The link of `device=cuda`: asynchronous copies from registered host memory on a stream of their own."""
+"""The link of `device=cuda`: asynchronous copies from registered host memory, issued by a native worker."""
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
-import torch
-
-from specter_core.memory.host_registration import HostRegistration
+from specter_core.device_runtime import DeviceEvent, DeviceRuntime
 from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.link import BusyInterval, LinkCounters, Priority, Transfer, TransferState
-from specter_core.memory.link_thread import LinkThread
-from specter_core.memory.payload import TRAILER_BYTES
+from specter_core.memory.native import library
 from specter_core.memory.slot_buffer import SlotBuffer
-from specter_core.memory.token_bucket import TokenBucket
-from specter_core.memory.transfer_queue import PIECE_BYTES, PIECES_IN_FLIGHT, Piece, TransferQueue
+from specter_core.memory.transfer_queue import PIECE_BYTES, PIECES_IN_FLIGHT
 from specter_core.types import ExpertKey
 
-_PROBE_COPIES = 8
-
-
-class _Flight(NamedTuple):
-    """A piece on the stream: host time of issue, paced deadline, event behind the copy (and, last piece,
-    its trailer).
-    """
-
-    started_ns: int
-    deadline_ns: int
-    arrived: torch.cuda.Event
+_STATES = (TransferState.QUEUED, TransferState.ISSUED, TransferState.DONE, TransferState.CANCELLED)
+_PROBE_COPIES = 16
+_COUNTERS = 7
 
 
 class CudaLink:
-    """`Link` over PCIe. At most two pieces are on the copy stream; the rest waits in the software queue.
+    """`Link` over PCIe. At most `pieces` pieces are on the copy stream; the rest waits in the worker's queue.
 
-    rate_bytes_per_s paces every transfer (None: the link's own rate). The trailer of each expert comes back
-    with its last piece and is checked on the host before the transfer is DONE. `free_after(slot, event)`
-    makes the next copy into a slot wait on the device for the computation that still reads it (the op
-    list's WaitSlotFree), without blocking the host.
+    rate_bytes_per_s paces every transfer (None: the link's own rate). `wait` blocks the host only until the transfer's
+    last piece is on the copy stream, and orders later work of the compute stream behind its arrival. `free_after`
+    lets the next copy into a slot wait on the device for the computation that still reads it (WaitSlotFree).
+    Trailers are checked by the kernels that admit slots to computation, not here. Raises RuntimeError for a driver
+    error, at the next call.
     """
 
     def __init__(
         self,
         store: HostExpertStore,
         slots: SlotBuffer,
+        runtime: DeviceRuntime,
         rate_bytes_per_s: float | None = None,
         *,
         piece_bytes: int = PIECE_BYTES,
+        pieces: int = PIECES_IN_FLIGHT,
         record_intervals: bool = False,
     ) -> None:
         assert slots.entry_bytes == store.layout.entry_bytes, (slots.entry_bytes, store.layout.entry_bytes)
-        assert slots.data.device.type == "cuda", slots.data.device
-        self.counters = LinkCounters()
+        self._lib = library()
         self._store = store
+        self._runtime = runtime
         self._slots = slots
-        self._device = slots.data.device
+        self._unregister = runtime.register(store.segment)
+        stream = runtime.copy_stream()
+        args = (runtime.driver.encode(), runtime.context, stream, piece_bytes, pieces)
+        probe = self._lib.worker_create(*args, 0.0, 1.0, 0)
+        assert probe, "the driver library has no usable copy functions"
+        self._worker: int | None = probe
+        self._source, self._target = store.segment.data_ptr(), slots.data.data_ptr()
+        self._open: dict[int, Transfer] = {}
+        self._readers: dict[int, DeviceEvent] = {}
+        self._view_states()
+        self._native_rate = self._measure_rate()
+        self._rate = rate_bytes_per_s if rate_bytes_per_s is not None else self._native_rate
         self._record = record_intervals
-        self._busy_until_ns = 0
-        with torch.cuda.device(self._device):
-            self._registration = HostRegistration(store.segment)
-            self._stream = torch.cuda.Stream()
-            self._trailers = torch.empty(slots.slots, TRAILER_BYTES, dtype=torch.uint8, pin_memory=True)
-        self._bucket = None if rate_bytes_per_s is None else TokenBucket(rate_bytes_per_s)
-        self._rate = rate_bytes_per_s if rate_bytes_per_s is not None else self._measure_rate()
-        self._flights: dict[Piece, _Flight] = {}
-        self._free_events: dict[int, torch.cuda.Event] = {}
-        self._queue = TransferQueue(piece_bytes, PIECES_IN_FLIGHT)
-        self._thread = LinkThread(self._queue, self._start, self._finish, PIECES_IN_FLIGHT)
+        if rate_bytes_per_s is not None or record_intervals:
+            self._lib.worker_close(probe)
+            self._worker = self._lib.worker_create(
+                *args, rate_bytes_per_s or 0.0, self._native_rate, int(record_intervals)
+            )
+            assert self._worker
+            self._view_states()
+        self._counters = LinkCounters()
+        self._base = self._totals()
 
     @property
     def entry_bytes(self) -> int:
@@ -76,107 +76,145 @@ class CudaLink:
     def rate_bytes_per_s(self) -> float:
         return self._rate
 
-    def free_after(self, slot: int, event: torch.cuda.Event) -> None:
-        """Let the next load into `slot` start only after `event`; call before submitting it."""
-        self._free_events[slot] = event
+    @property
+    def counters(self) -> LinkCounters:
+        """Totals as of now; every open transfer's state is brought up to date too."""
+        if self._worker is None:
+            return self._counters
+        self._refresh()
+        totals = [a - b for a, b in zip(self._totals(), self._base, strict=True)]
+        found = self._counters
+        found.bytes, found.transfers, found.cancelled, found.promoted, found.busy_ns = totals[:5]
+        if self._record:
+            self._take_intervals()
+        return found
+
+    def free_after(self, slot: int, event: DeviceEvent) -> None:
+        """The next load into `slot` starts only after `event`; call before submitting it."""
+        self._readers[slot] = event
+
+    def forget_readers(self) -> None:
+        """The compute stream is idle: nothing reads a slot any more."""
+        self._readers.clear()
 
     def submit(self, key: ExpertKey, slot: int, priority: Priority) -> Transfer:
-        self._thread.raise_error()
-        assert not self._thread.closed, "link is closed"
-        transfer = Transfer(key, slot, self._slots.entry_bytes, priority, queued_ns=time.perf_counter_ns())
-        self._queue.submit(transfer)
+        transfer = Transfer(key, slot, self.entry_bytes, priority, queued_ns=time.perf_counter_ns())
+        reader = self._readers.pop(slot, None)
+        entry = (key.layer * self._store.experts + key.expert) * self.entry_bytes
+        number = self._lib.worker_submit(
+            self._live(),
+            self._source + entry,
+            self._target + slot * self.entry_bytes,
+            self.entry_bytes,
+            priority.value,
+            None if reader is None else reader.handle,
+        )
+        transfer.order = number
+        self._open[number] = transfer
         return transfer
 
     def promote(self, transfer: Transfer) -> None:
-        self.counters.promoted += self._queue.promote(transfer)
+        if self._lib.worker_promote(self._live(), transfer.order):
+            transfer.priority = Priority.DEMAND
 
     def reorder(self, transfers: Sequence[Transfer]) -> None:
-        self._queue.reorder(transfers)
+        numbers = (ctypes.c_int64 * len(transfers))(*(t.order for t in transfers))
+        self._lib.worker_reorder(self._live(), numbers, len(transfers))
 
     def cancel(self, transfer: Transfer) -> bool:
-        cancelled = self._queue.cancel(transfer)
-        self.counters.cancelled += cancelled
+        cancelled = bool(self._lib.worker_cancel(self._live(), transfer.order))
+        self._update(transfer)
         return cancelled
 
     def done(self, transfer: Transfer) -> bool:
-        self._thread.raise_error()
+        """Arrived, as seen by the host; work enqueued from now on may read it."""
+        self._update(transfer)
         return transfer.state is TransferState.DONE
 
     def wait(self, transfer: Transfer) -> int:
         start_ns = time.perf_counter_ns()
-        self._thread.wait(transfer)
+        status = self._lib.worker_fence(self._live(), transfer.order, self._runtime.stream)
+        self._raise(status)
+        self._update(transfer)
         return time.perf_counter_ns() - start_ns
 
     def idle(self) -> bool:
-        return self._queue.idle()
+        return self._totals()[5] == 0
 
     def drain(self) -> None:
         """Wait until everything submitted has arrived."""
-        self._thread.drain()
+        self._raise(self._lib.worker_drain(self._live()))
+        self._refresh()
+
+    def take_gaps_us(self) -> list[float]:
+        """Time that queued work waited on an empty copy stream, per piece since the last call, in µs."""
+        buffer = (ctypes.c_int32 * self._lib.worker_table())()
+        count = self._lib.worker_take_gaps(self._live(), buffer)
+        return [value / 1e3 for value in buffer[:count]]
 
     def close(self) -> None:
-        """Stop after the pieces under way, join the thread and unregister the host memory. Idempotent."""
-        self._thread.close()
-        self._stream.synchronize()
-        self._registration.close()
+        """Stop after the pieces under way, end the worker and unregister the host memory. Idempotent."""
+        if self._worker is not None:
+            self._counters = self.counters
+            self._lib.worker_close(self._worker)
+            self._worker = None
+            self._unregister()
 
-    def _start(self, piece: Piece) -> None:
-        """Issue the copy; never blocks on the device."""
-        transfer, started_ns = piece.transfer, time.perf_counter_ns()
-        if piece.offset == 0:
-            transfer.issued_ns = started_ns
-            free = self._free_events.pop(transfer.slot, None)
-            if free is not None:
-                self._stream.wait_event(free)
-        arrived = torch.cuda.Event(blocking=True)
-        with torch.cuda.stream(self._stream):
-            self._copy(piece)
-            if piece.last:
-                self._trailers[transfer.slot].copy_(self._slots.view(transfer.slot)[-TRAILER_BYTES:], non_blocking=True)
-            arrived.record(self._stream)
-        deadline_ns = started_ns
-        if self._bucket is not None:
-            deadline_ns = self._bucket.reserve(piece.bytes, transfer.queued_ns, started_ns)
-        self._flights[piece] = _Flight(started_ns, deadline_ns, arrived)
+    def _live(self) -> int:
+        assert self._worker is not None, "link is closed"
+        return self._worker
 
-    def _finish(self, piece: Piece) -> None:
-        flight, transfer = self._flights.pop(piece), piece.transfer
-        flight.arrived.synchronize()
-        while (left_ns := flight.deadline_ns - time.perf_counter_ns()) > 0:
-            time.sleep(left_ns / 1e9)
-        end_ns = time.perf_counter_ns()
-        self._account(piece, flight.started_ns, end_ns)
-        if piece.last:
-            self._store.layout.check_trailer(self._trailers[transfer.slot], transfer.key)
-            transfer.done_ns = end_ns
+    def _raise(self, status: int) -> None:
+        if status:
+            raise RuntimeError(f"the link's copies failed with CUDA driver error {status}")
 
-    def _copy(self, piece: Piece) -> None:
-        part = slice(piece.offset, piece.offset + piece.bytes)
-        source = self._store.entry(piece.transfer.key)[part]
-        self._slots.view(piece.transfer.slot)[part].copy_(source, non_blocking=True)
+    def _view_states(self) -> None:
+        """The worker's table, read in place."""
+        table = ctypes.c_int32 * self._lib.worker_table()
+        self._states = table.from_address(self._lib.worker_states(self._worker))
+        self._issued_as = table.from_address(self._lib.worker_issued_as(self._worker))
+        self._table = self._lib.worker_table()
 
-    def _account(self, piece: Piece, started_ns: int, end_ns: int) -> None:
-        """Two pieces overlap: the link is busy from the later of this issue and the last arrival."""
-        busy_from_ns = max(started_ns, self._busy_until_ns)
-        self._busy_until_ns = end_ns
-        self.counters.bytes += piece.bytes
-        self.counters.transfers += piece.last
-        self.counters.busy_ns += max(0, end_ns - busy_from_ns)
-        if self._record:
-            transfer = piece.transfer
-            interval = BusyInterval(busy_from_ns, end_ns, transfer.key, transfer.priority, piece.bytes)
-            self.counters.intervals.append(interval)
+    def _update(self, transfer: Transfer) -> None:
+        at = transfer.order % self._table
+        state = self._states[at]
+        if state and transfer.issued_as is None and self._issued_as[at] >= 0:
+            transfer.issued_as = Priority(self._issued_as[at])
+        transfer.state = _STATES[state]
+        if state >= 2:
+            if not self._record:
+                self._open.pop(transfer.order, None)
+            if state == 2:
+                transfer.arrived_bytes = transfer.sent_bytes = transfer.bytes
+
+    def _refresh(self) -> None:
+        if self._worker is not None:
+            self._raise(self._lib.worker_error(self._worker))
+            for transfer in list(self._open.values()):
+                self._update(transfer)
+
+    def _totals(self) -> list[int]:
+        out = (ctypes.c_int64 * _COUNTERS)()
+        if self._worker is not None:
+            self._lib.worker_counters(self._worker, out)
+        return list(out)
+
+    def _take_intervals(self) -> None:
+        buffer = (ctypes.c_int64 * (4 * self._table))()
+        count = self._lib.worker_take_intervals(self._live(), buffer)
+        for i in range(count):
+            start_ns, end_ns, number, size = buffer[4 * i : 4 * i + 4]
+            transfer = self._open[number]
+            self._counters.intervals.append(BusyInterval(start_ns, end_ns, transfer.key, transfer.priority, size))
 
     def _measure_rate(self) -> float:
-        """Back-to-back copies of one entry into slot 0 (before the link is used), after one to warm up."""
-        size = self._slots.entry_bytes
-        probe = Piece(Transfer(ExpertKey(0, 0), 0, size, Priority.DEMAND), 0, size)
-        first, last = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        with torch.cuda.stream(self._stream):
-            self._copy(probe)
-            first.record(self._stream)
-            for _ in range(_PROBE_COPIES):
-                self._copy(probe)
-            last.record(self._stream)
-        last.synchronize()
-        return _PROBE_COPIES * size * 1e3 / first.elapsed_time(last)
+        """Back-to-back copies of entry (0, 0) into slot 0, before the link is used, after two to warm up."""
+        for count in (2, _PROBE_COPIES):
+            start_ns = time.perf_counter_ns()
+            for _ in range(count):
+                number = self._lib.worker_submit(
+                    self._worker, self._source, self._target, self.entry_bytes, Priority.DEMAND.value, None
+                )
+            self._raise(self._lib.worker_wait(self._worker, number))
+            elapsed_ns = time.perf_counter_ns() - start_ns
+        return count * self.entry_bytes * 1e9 / max(elapsed_ns, 1)

@@ -127,3 +127,13 @@ class PayloadLayout:
 
     def _crc(self, entry: Tensor) -> int:
         return zlib.crc32(entry[: self.payload_bytes].cpu().numpy().data)
+
+
+def trailer_words(hidden: int, width: int, itemsize: int, encoding: str) -> tuple[int, int, int, int]:
+    """What kernels compare in a trailer read as eight int32: magic (words 0, 1), payload size (6), encoding (4).
+
+    Words 2 and 3 are layer and expert. All as signed 32-bit values.
+    """
+    low, high = struct.unpack("<ii", _MAGIC)
+    (size,) = struct.unpack("<i", struct.pack("<I", (3 * hidden * width * itemsize) & 0xFFFFFFFF))
+    return low, high, size, ENCODING_IDS[encoding]

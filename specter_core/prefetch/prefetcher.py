@@ -19,9 +19,9 @@ class PrefetchCounters:
     """One window. precision = used / issued, recall = absent_planned / absent.
 
     issued: planned loads that went onto the link as prefetches (not those cancelled while queued, nor those
-    that the target's router asked for first). used: those of them that the target routed to in this window.
-    absent: experts the target needed that were neither resident nor loading at b_1; absent_planned: those
-    of them in the last plan that knew of them.
+    that the target's router asked for first). used: those of them that served a committed token in this window;
+    an expert that only rejected tokens needed was fetched in vain. absent: experts the target needed that were
+    neither resident nor loading at b_1; absent_planned: those of them in the last plan that knew of them.
     """
 
     chunks: int
@@ -106,13 +106,13 @@ class Prefetcher:
         self._count_layer(wanted)
         return tuple(key.expert for key in late)
 
-    def end_window(self) -> PrefetchCounters:
-        """Close the window's account."""
+    def end_window(self, useful: Collection[ExpertKey]) -> PrefetchCounters:
+        """Close the window's account. useful: experts that a committed token's input was routed to."""
         issued = [t for t in self._submitted if t.issued_as is Priority.PREFETCH]
         return PrefetchCounters(
             chunks=self._chunks,
             issued=len(issued),
-            used=sum(t.key in self._needed for t in issued),
+            used=sum(t.key in useful for t in issued),
             promoted=sum(t.issued_as is Priority.DEMAND for t in self._submitted),
             cancelled=self._cancelled,
             absent=self._absent,
@@ -122,7 +122,6 @@ class Prefetcher:
     def _start_window(self) -> None:
         self._submitted: list[Transfer] = []
         self._planned: set[ExpertKey] = set()
-        self._needed: set[ExpertKey] = set()
         self._present_at_b1 = self._present()
         self._chunks = 0
         self._cancelled = 0
@@ -154,7 +153,6 @@ class Prefetcher:
         return frozenset(key for key in keys if key is not None)
 
     def _count_layer(self, wanted: set[ExpertKey]) -> None:
-        self._needed |= wanted
         absent = wanted - self._present_at_b1
         self._absent += len(absent)
         self._absent_planned += len(absent & self._planned)

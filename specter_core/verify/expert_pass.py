@@ -44,12 +44,14 @@ class ExpertPass:
         self.order = order
         self.trace = trace
         self.hook: LayerHook | None = None
+        self.routes: list[tuple[int, Tensor]] = []  # (layer, ids [R, k]) of the last decode pass
 
     def run(self, layer: int, routings: Sequence[Routing], stats: WindowStats) -> list[Tensor]:
         """Routed sums, [R_i, H] float32 for each of `routings` (several in prefill: one per chunk)."""
         ids = torch.cat([r.ids for r in routings])  # [R, k]
         normed = torch.cat([r.normed for r in routings])  # [R, H]
         out = torch.zeros(*ids.shape, normed.shape[1], dtype=torch.float32)  # [R, k, H]
+        self.routes.append((layer, ids))
         counts = _rows_per_expert(ids)
         late = self.prefetcher.before_layer(layer, list(counts))
         self._classify(layer, counts, late, stats)
@@ -64,6 +66,15 @@ class ExpertPass:
                 self._execute(layer, own, pending, normed, ids, out, [row], stats)
         weights = torch.cat([r.weights for r in routings])
         return list(combine_rows(out, weights, ids).split([r.ids.shape[0] for r in routings]))
+
+    def begin_pass(self) -> None:
+        """Forget the routing of the pass before."""
+        self.routes.clear()
+
+    def routed_by(self, rows: Sequence[int]) -> set[ExpertKey]:
+        """Experts that these flat rows of the last pass were routed to."""
+        index = torch.tensor(rows, dtype=torch.int64)
+        return {ExpertKey(layer, e) for layer, ids in self.routes for e in ids[index].flatten().tolist() if e >= 0}
 
     def reset(self) -> None:
         """Empties the cache; what is under way arrives first."""

@@ -1,0 +1,115 @@
+"""What the engine's CUDA parts need of a device besides kernels: graphs, events, mapped host memory, the driver."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+DRIVER = "libcuda.so.1"
+
+
+class DeviceEvent(Protocol):
+    def record(self) -> None:
+        """Behind everything on the compute stream so far."""
+        ...
+
+    @property
+    def handle(self) -> int:
+        """CUevent, valid once recorded."""
+        ...
+
+
+class DeviceRuntime(Protocol):
+    """One compute stream: the calling thread's current one."""
+
+    @property
+    def driver(self) -> str:
+        """Path of the driver library, for native code."""
+        ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def stream(self) -> int: ...
+
+    def copy_stream(self) -> int:
+        """A new stream beside the compute stream."""
+        ...
+
+    def register(self, segment: Tensor) -> Callable[[], None]:
+        """Page-lock a host segment; returns what undoes it."""
+        ...
+
+    def mapped(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        """Zeroed host memory that kernels read and write in place."""
+        ...
+
+    def event(self) -> DeviceEvent: ...
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        """The launches of `run` as one graph, to be replayed. `run` was called at least once before."""
+        ...
+
+    def synchronize(self) -> None:
+        """Host waits for the compute stream."""
+        ...
+
+
+class _Event:
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event()
+
+    def record(self) -> None:
+        self._event.record()
+
+    @property
+    def handle(self) -> int:
+        return int(self._event.cuda_event)
+
+
+class CudaRuntime:
+    """The current CUDA device through torch."""
+
+    driver = DRIVER
+
+    def __init__(self) -> None:
+        torch.cuda.init()
+        torch.zeros(1, device="cuda")  # makes the context current
+        found = ctypes.c_void_p()
+        status = ctypes.CDLL(DRIVER).cuCtxGetCurrent(ctypes.byref(found))
+        assert status == 0 and found.value, status
+        self.context = int(found.value)
+        self._streams: list[torch.cuda.Stream] = []
+
+    @property
+    def stream(self) -> int:
+        return int(torch.cuda.current_stream().cuda_stream)
+
+    def copy_stream(self) -> int:
+        self._streams.append(torch.cuda.Stream())
+        return int(self._streams[-1].cuda_stream)
+
+    def register(self, segment: Tensor) -> Callable[[], None]:
+        from specter_core.memory.host_registration import HostRegistration
+
+        return HostRegistration(segment).close
+
+    def mapped(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype, pin_memory=True)
+
+    def event(self) -> DeviceEvent:
+        return _Event()
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            run()
+        return graph.replay
+
+    def synchronize(self) -> None:
+        torch.cuda.current_stream().synchronize()
