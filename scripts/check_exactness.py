@@ -122,11 +122,11 @@ def _transformers(
 
     peer = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     tokens = mismatches = 0
+    peer.generation_config.eos_token_id = None  # our requests run to their length too
     for request in requests:
         prompt = torch.tensor([request.prompt])
-        output = peer.generate(
-            prompt, max_new_tokens=request.max_new_tokens, min_new_tokens=request.max_new_tokens, do_sample=False
-        )[0, prompt.shape[1] :].tolist()
+        tokens_out = peer.generate(prompt, max_new_tokens=request.max_new_tokens, do_sample=False)
+        output = tokens_out[0, prompt.shape[1] :].tolist()
         mismatches += _differences(output, reference[request.request_id])
         tokens += len(output)
     return {"transformers_tokens": tokens, "transformers_mismatches": mismatches}
