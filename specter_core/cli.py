@@ -76,6 +76,7 @@ def _generate(args: argparse.Namespace) -> int:
             run = engine.generate([request], on_commit=stream.show)
             stream.end()
             if args.trace is not None:
+                trace.add_link(engine.experts.loader.link.counters.intervals)
                 trace.write(args.trace, model=str(args.model), device=args.device, depth=options.depth)
         print(_table(run, args, _slots(engine.slots)), file=sys.stderr)
     return 0

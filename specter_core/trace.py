@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from specter_core.memory.link import BusyInterval
 
 COMPUTE = "compute"
 LINK = "link"
@@ -45,6 +47,13 @@ class Trace:
             yield
         finally:
             self.events.append(Event(name, track, start, time.perf_counter_ns(), args))
+
+    def add_link(self, intervals: Iterable[BusyInterval]) -> None:
+        """The pieces that a link has recorded, on its track: layer, expert, bytes, and why each was sent."""
+        for i in intervals:
+            why = i.priority.name.lower()
+            args = {"priority": why, "layer": i.key.layer, "expert": i.key.expert, "bytes": i.bytes}
+            self.add(f"{why} {i.key.layer}.{i.key.expert}", LINK, i.start_ns, i.end_ns, **args)
 
     def write(self, path: Path, **metadata: Any) -> None:
         """Writes {"traceEvents": […], "otherData": metadata}; complete ("X") events, microseconds from the first."""
