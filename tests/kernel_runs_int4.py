@@ -50,7 +50,41 @@ def interpreted() -> dict[str, Any]:
         "grouped, 18 tokens": (Case(128, 256, 5, 4, 18, brain), (GroupedConfig(64), GroupedConfig(32))),
         "grouped, 64 tokens": (Case(128, 128, 2, 2, 64, half), (GroupedConfig(64), GroupedConfig(64))),
     }
-    return {name: check_case(case, *configs, device="cpu") for name, (case, configs) in cases.items()}
+    found = {name: check_case(case, *configs, device="cpu") for name, (case, configs) in cases.items()}
+    found["path"] = path_checks()
+    return found
+
+
+def path_checks() -> list[list[Any]]:
+    """The CUDA path's forward, per (token, choice) and grouped, against the torch path."""
+    import torch
+
+    from scripts.gpu.int4_checks import Case, make_inputs
+    from specter_core.draft.draft_store import DraftExperts
+    from specter_core.draft.experts import DraftExpertPath
+    from specter_core.draft.int4 import Int4Matrix
+    from specter_core.draft.kernels.configs import GemvConfig, GroupedConfig, PathConfig
+    from specter_core.draft.kernels.path import FusedExpertPath
+
+    case = Case(128, 128, 4, 2, 5, torch.float16)
+    layers = [make_inputs(case, "cpu", seed) for seed in range(2)]
+
+    def stacked(parts: list[Int4Matrix]) -> Int4Matrix:
+        return Int4Matrix(torch.stack([p.codes for p in parts]), torch.stack([p.scales for p in parts]))
+
+    gate_up, down = stacked([layer.gate_up for layer in layers]), stacked([layer.down for layer in layers])
+    draft = DraftExperts(gate_up, down, "rtn", {})
+    one, many = GemvConfig(32, 1), GroupedConfig(64)
+    fused = FusedExpertPath(draft, 2, "cpu", max_tokens=8, config=PathConfig(one, one, many, many))
+    plain = DraftExpertPath(draft)
+    checks: list[list[Any]] = [["bytes", abs(sum(m.bytes for m in (*fused.gate_up, *fused.down)) - draft.bytes), 0]]
+    for index, (_, _, x, ids, weights) in enumerate(layers):
+        for rows in (1, 5):
+            part = slice(5 - rows, 5)
+            result = fused.forward(index, x[part], ids[part], weights[part])
+            wanted = plain.forward(index, x[part], ids[part], weights[part])
+            checks.append([f"layer {index}, {rows} rows", float((result - wanted).norm() / wanted.norm()), 1e-4])
+    return checks
 
 
 def compiled() -> dict[str, Any]:
