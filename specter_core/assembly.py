@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
-from specter_core.draft.draft_pass import DraftPass
+from specter_core.cpu_parts import CpuParts
+from specter_core.device_runtime import DeviceRuntime
 from specter_core.draft.draft_store import DraftExperts, load_draft, quantize_rtn
-from specter_core.draft.experts import DraftExpertPath
 from specter_core.engine import SpecterEngine
 from specter_core.errors import UserError
 from specter_core.memory.budget import SlotPlan, fixed_slots, plan_slots
@@ -18,7 +20,7 @@ from specter_core.memory.eviction import POLICIES
 from specter_core.memory.expert_cache import ExpertCache
 from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.memory.host_store import HostExpertStore, StoreHandle
-from specter_core.memory.link_cpu import CpuLink
+from specter_core.memory.link import Link
 from specter_core.memory.payload import PayloadLayout
 from specter_core.memory.slot_buffer import SlotBuffer
 from specter_core.model.checkpoint import Checkpoint
@@ -26,18 +28,22 @@ from specter_core.model.config import ModelConfig
 from specter_core.model.decoder import Decoder
 from specter_core.model.experts_loader import expert_dtype, fill_store
 from specter_core.options import EngineOptions
+from specter_core.passes import DraftExpertsPath
+from specter_core.policies import Prefetching, Replacements, Residency
 from specter_core.prefetch.elb import ELB
 from specter_core.prefetch.pattern_analyzer import PatternAnalyzer
 from specter_core.prefetch.planner import PrefetchPlanner
 from specter_core.prefetch.prefetcher import Prefetcher
 from specter_core.state.kv_cache import KVCache
 from specter_core.trace import Trace
-from specter_core.verify.executor_cpu import CpuLayerExecutor
-from specter_core.verify.expert_ffn import expert_ffn
 from specter_core.verify.expert_pass import ExpertPass
 from specter_core.verify.residency import ResidencyManager
-from specter_core.verify.target_pass import TargetPass
 
+if TYPE_CHECKING:
+    from specter_core.cuda_parts import CudaParts
+
+CONTEXT_BYTES = 700_000_000
+"""CUDA context, kernel modules and captured graphs."""
 COMPUTE_DTYPES = {"cpu": torch.float32, "cuda": None}
 
 
@@ -48,6 +54,7 @@ class LoadedModel:
     decoder: Decoder
     store: HostExpertStore
     draft: DraftExperts | None
+    fused_draft: DraftExpertsPath | None = None  # `draft` in the CUDA kernels' layout, made at first use
 
     @property
     def draft_kind(self) -> str:
@@ -97,9 +104,9 @@ def open_model(
     host = HostExpertStore.attach(store) if store else fill_host_store(model_dir, decoder.config)
     draft = None
     if need_draft and folder.is_dir():
-        draft = load_draft(folder, decoder.config, device)
+        draft = load_draft(folder, decoder.config)
     elif need_draft:
-        draft = quantize_rtn(lambda key: host.layout.views(host.entry(key)), decoder.config, device)
+        draft = quantize_rtn(lambda key: host.layout.views(host.entry(key)), decoder.config)
     if draft and noise:
         draft = draft.with_noise(noise, seed=0)
     return LoadedModel(decoder, host, draft)
@@ -129,7 +136,19 @@ def fixed_parts(model: LoadedModel, options: EngineOptions) -> dict[str, int]:
     kv = KVCache.bytes_per_token(config, config.dtype) * options.context_tokens * options.max_batch * copies
     shared = decoder.shared_bytes // decoder.dtype.itemsize * config.dtype.itemsize
     draft = model.draft.bytes if model.draft and options.depth else 0
-    return {"shared": shared, "draft": draft, "kv": kv}
+    parts = {"shared": shared, "draft": draft, "kv": kv}
+    if options.depth and not options.shared_weights:
+        parts["draft_shared"] = shared
+    if decoder.device.type == "cuda":
+        parts |= {"workspace": workspace_bytes(config, options), "context": CONTEXT_BYTES}
+    return parts
+
+
+def workspace_bytes(config: ModelConfig, options: EngineOptions) -> int:
+    """Device bytes of a pass's own buffers: rows of the longer of prefill and verification, and logits."""
+    rows = max(options.context_tokens, options.max_batch * (options.depth + 1))
+    per_row = config.top_k * (4 * config.hidden + 2 * config.expert_width) + 24 * config.hidden
+    return rows * per_row + options.max_batch * (options.depth + 2) * config.vocab_size * 8
 
 
 def slot_plan(
@@ -159,37 +178,60 @@ def build_engine(
     budget_bytes: int | None = None,
     rate_bytes_per_s: float | None = None,
     trace: Trace | None = None,
+    runtime: DeviceRuntime | None = None,
+    replacements: Replacements | None = None,
 ) -> SpecterEngine:
     """An engine on a loaded model; close it before the next one is built on the same slots.
 
     slots_per_layer: M (None and no budget: every expert resident). rate_bytes_per_s paces the link; None: native.
+    runtime: makes the device's parts run on another runtime than the current CUDA device's (tests). replacements:
+    parts that another system builds in the place of Specter's.
     """
-    trace = trace or Trace(enabled=False)
+    trace, own = trace or Trace(enabled=False), replacements or Replacements()
     plan = slot_plan(model, options, slots_per_layer, budget_bytes)
     config = model.decoder.config
-    cache = ExpertCache(plan.slots_per_layer, plan.staging)
+    cache = own.cache(plan) if own.cache else ExpertCache(plan.slots_per_layer, plan.staging)
     slots = SlotBuffer(cache.slots, model.store.layout.entry_bytes, model.decoder.device)
-    link = CpuLink(model.store, slots, rate_bytes_per_s, record_intervals=trace.enabled)
-    loader = ExpertLoader(cache, link)
-    prefetcher = Prefetcher(
-        PrefetchPlanner(options.initial_chunk_tokens), loader, under_verify=options.prefetch_under_verify
+    parts = _parts(model, options, trace, runtime)
+    link: Link = parts.link(slots, rate_bytes_per_s)
+    loader = ExpertLoader(cache, own.link(link, slots) if own.link else link)
+    prefetcher = (own.prefetcher or partial(_prefetcher, options))(loader)
+    residency = (own.residency or partial(_residency, options))(cache)
+    experts = ExpertPass(
+        loader, prefetcher, residency, parts.executor(slots, loader), order=options.verify, trace=trace
     )
-    residency = ResidencyManager(cache, hit_first=options.hit_first, policy=POLICIES[options.eviction])
-    executor = CpuLayerExecutor(model.store.layout, slots, loader, expert_ffn)
-    experts = ExpertPass(loader, prefetcher, residency, executor, order=options.verify, trace=trace)
-    draft = analyzer = None
-    if options.depth and model.draft is not None:
+    analyzer = None
+    if options.depth and (model.draft or model.fused_draft):
         analyzer = PatternAnalyzer(ELB(len(config.moe_layers), config.num_experts, model.decoder.device))
-        path = DraftExpertPath(model.draft, fused=options.fused_kernel)
-        draft = DraftPass(model.decoder, path, analyzer, shared_kv=options.shared_kv)
     return SpecterEngine(
         decoder=model.decoder,
-        target=TargetPass(model.decoder, experts, trace=trace),
+        target=parts.target(experts),
         experts=experts,
-        draft=draft,
+        draft=parts.draft(analyzer) if analyzer else None,
         analyzer=analyzer,
         prefetcher=prefetcher,
         slots=plan,
         options=options,
         trace=trace,
+        depth_policy=own.depth,
     )
+
+
+def _prefetcher(options: EngineOptions, loader: ExpertLoader) -> Prefetching:
+    planner = PrefetchPlanner(options.initial_chunk_tokens)
+    return Prefetcher(planner, loader, under_verify=options.prefetch_under_verify)
+
+
+def _residency(options: EngineOptions, cache: ExpertCache) -> Residency:
+    return ResidencyManager(cache, hit_first=options.hit_first, policy=POLICIES[options.eviction])
+
+
+def _parts(
+    model: LoadedModel, options: EngineOptions, trace: Trace, runtime: DeviceRuntime | None
+) -> CpuParts | CudaParts:
+    """What differs between devices; Triton is imported only where it runs."""
+    if runtime is None and model.decoder.device.type != "cuda":
+        return CpuParts(model, options, trace)
+    from specter_core.cuda_parts import CudaParts
+
+    return CudaParts(model, options, trace, runtime)

@@ -32,6 +32,11 @@ class DeviceRuntime(Protocol):
         ...
 
     @property
+    def pdl(self) -> bool:
+        """Whether programmatic dependent launches work here."""
+        ...
+
+    @property
     def context(self) -> int: ...
 
     @property
@@ -84,6 +89,7 @@ class CudaRuntime:
         status = ctypes.CDLL(DRIVER).cuCtxGetCurrent(ctypes.byref(found))
         assert status == 0 and found.value, status
         self.context = int(found.value)
+        self.pdl = torch.cuda.get_device_capability() >= (9, 0)
         self._streams: list[torch.cuda.Stream] = []
 
     @property

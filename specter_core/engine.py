@@ -9,15 +9,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specter_core.draft.draft_pass import DraftPass
 from specter_core.errors import UserError
 from specter_core.memory.budget import SlotPlan
 from specter_core.model.decoder import Decoder
 from specter_core.model.rows import Rows
 from specter_core.options import EngineOptions
+from specter_core.passes import Draft, Target
+from specter_core.policies import DepthPolicy, FixedDepth, Prefetching
 from specter_core.prefetch.pattern_analyzer import PatternAnalyzer, Snapshot
 from specter_core.prefetch.planner import Timings
-from specter_core.prefetch.prefetcher import Prefetcher
 from specter_core.state.kv_cache import KVCache
 from specter_core.state.sampling import SamplingParams, SpeculativeSampler, Verdict
 from specter_core.state.state_manager import StateManager
@@ -25,7 +25,6 @@ from specter_core.trace import Trace
 from specter_core.types import GenerationRun, Request, WindowStats
 from specter_core.verify.expert_pass import ExpertPass
 from specter_core.verify.layer_hook import LayerHook
-from specter_core.verify.target_pass import TargetPass
 from specter_core.window_meter import WindowMeter
 
 
@@ -54,14 +53,15 @@ class SpecterEngine:
         self,
         *,
         decoder: Decoder,
-        target: TargetPass,
+        target: Target,
         experts: ExpertPass,
-        draft: DraftPass | None,
+        draft: Draft | None,
         analyzer: PatternAnalyzer | None,
-        prefetcher: Prefetcher,
+        prefetcher: Prefetching,
         slots: SlotPlan,
         options: EngineOptions,
         trace: Trace,
+        depth_policy: DepthPolicy | None = None,
     ) -> None:
         if options.depth and draft is None:
             raise UserError(f"depth {options.depth} needs a draft and 0 were given; name a draft folder or use depth 0")
@@ -72,9 +72,11 @@ class SpecterEngine:
         self.analyzer = analyzer
         self.prefetcher = prefetcher
         self.meter = WindowMeter(experts.loader)
+        self._kvs: dict[bool, KVCache] = {}  # by whether it is the draft's private one
         self.slots = slots
         self.options = options
         self.trace = trace
+        self.depth_policy = depth_policy or FixedDepth(options.depth)
 
     def generate(
         self, requests: Sequence[Request], on_commit: Callable[[int, list[int]], None] | None = None
@@ -119,13 +121,15 @@ class SpecterEngine:
 
     def _prefill(self, requests: Sequence[Request]) -> None:
         """Each prompt alone, in fixed chunks; its last logits give the first token, which becomes pending."""
-        self.kv = self._new_kv(len(requests))
+        self.kv = self._kv(len(requests))
         self.state = StateManager(requests, self.kv, self.decoder.config.eos_ids)
-        self.sampler = SpeculativeSampler(SamplingParams.of(requests))
+        self.sampler = SpeculativeSampler(SamplingParams.of(requests, self.decoder.device))
         private = self.draft is not None and not self.options.shared_kv
         if self.draft:
-            self.draft.start_batch(self.state, self._new_kv(len(requests)) if private else self.kv, self.sampler)
+            kv = self._kv(len(requests), private=True) if private else self.kv
+            self.draft.start_batch(self.state, kv, self.sampler)
         self.prefill_stats = WindowStats()
+        self.experts.begin_pass()
         self.meter.begin()
         start_ns = time.perf_counter_ns()
         for b, request in enumerate(requests):
@@ -147,11 +151,12 @@ class SpecterEngine:
         window = self._draft(stats)
         logits = self._verify(window, stats)
         self._commit(window, logits, stats)
+        self.depth_policy.observe(stats)
         return stats
 
     def _draft(self, stats: WindowStats) -> Window:
         """K draft steps. At a boundary the ELB is snapshot and one more step enqueued before the host plans."""
-        depths = self.state.window_depths(self.options.depth)
+        depths = self.state.window_depths(self.depth_policy.depth())
         steps = max(depths)
         boundary = self.prefetcher.begin_window(max(steps, 0))
         if steps <= 0:
@@ -188,11 +193,11 @@ class SpecterEngine:
 
     def _plan(self, snapshot: Snapshot, drafted: int, start_ns: int) -> int:
         """Hands the counters to the planner and its loads to the link; returns the next boundary."""
-        step_ms = (time.perf_counter_ns() - start_ns) / 1e6 / drafted
         transfer_ms = self.experts.loader.entry_ms
         self.meter.open_link()
         with self.trace.span("plan", drafted=drafted):
             counters = snapshot.wait()
+            step_ms = (time.perf_counter_ns() - start_ns) / 1e6 / drafted
             plan = self.prefetcher.on_boundary(counters, drafted, Timings(step_ms, transfer_ms))
         return plan.next_boundary
 
@@ -204,7 +209,7 @@ class SpecterEngine:
         tokens = torch.cat([pending, window.tokens], dim=1)  # [B, K+1]
         rows = Rows.decode(boundaries, window.steps + 1, [depth + 1 for depth in window.depths])
         with self.trace.span("verify", rows=int(rows.valid.sum())):
-            self.experts.begin_pass()
+            self.experts.begin_pass(rows.batch)
             logits = self.target.decode(tokens, rows, self.kv, stats)
         for b, depth in enumerate(window.depths):
             if depth >= 0:
@@ -239,5 +244,12 @@ class SpecterEngine:
         nothing = torch.empty(1, 0, dtype=torch.int64)
         return alone.judge(logits[None], nothing, None, [0], [position]).next_token[0]
 
-    def _new_kv(self, batch: int) -> KVCache:
-        return KVCache(self.decoder.config, batch, self.options.context_tokens, self.decoder.device, self.decoder.dtype)
+    def _kv(self, batch: int, *, private: bool = False) -> KVCache:
+        """The batch's cache: the last batch's of this size, emptied, since captured passes work on these buffers."""
+        kept = self._kvs.get(private)
+        if kept is None or kept.batch != batch:
+            tokens, device = self.options.context_tokens, self.decoder.device
+            kept = self._kvs[private] = KVCache(self.decoder.config, batch, tokens, device, self.decoder.dtype)
+        for row in range(batch):
+            kept.reset(row)
+        return kept

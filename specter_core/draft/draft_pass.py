@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specter_core.draft.experts import DraftExpertPath
 from specter_core.model.decoder import Decoder
 from specter_core.model.rows import Rows
+from specter_core.passes import DraftExpertsPath
 from specter_core.prefetch.pattern_analyzer import PatternAnalyzer
 from specter_core.state.kv_cache import KVCache
 from specter_core.state.rng import Purpose
@@ -26,12 +26,13 @@ class DraftPass:
     """
 
     def __init__(
-        self, decoder: Decoder, experts: DraftExpertPath, analyzer: PatternAnalyzer, *, shared_kv: bool = True
+        self, decoder: Decoder, experts: DraftExpertsPath, analyzer: PatternAnalyzer, *, shared_kv: bool = True
     ) -> None:
         self.decoder = decoder
         self.experts = experts
         self.analyzer = analyzer
         self.shared_kv = shared_kv
+        self._device = str(decoder.device)
 
     def start_batch(self, state: StateManager, kv: KVCache, sampler: SpeculativeSampler) -> None:
         """Serves these rows from now on. kv: the target's cache, or a fresh private one."""
@@ -44,7 +45,7 @@ class DraftPass:
         self.boundaries = self.state.boundaries
         self.tokens: list[Tensor] = []  # K tensors of [B]
         self.probs: list[Tensor] = []  # K tensors of [B, V], empty when every row is greedy
-        self.current = torch.tensor(self.state.pending, dtype=torch.int64)
+        self.current = torch.tensor(self.state.pending, dtype=torch.int64, device=self._device)
         if not self.shared_kv:
             self._catch_up()
 
@@ -56,9 +57,9 @@ class DraftPass:
             for b, on in enumerate(active):
                 if on:
                     self.state.note_draft_write(b, self.boundaries[b] + t)
-        rows = Rows.decode([n + t for n in self.boundaries], 1, active)
+        rows = Rows.decode([n + t for n in self.boundaries], 1, active, device=self._device)
         logits = self.decoder.logits(self._layers(self.current[:, None], rows, record=True))  # [B, V]
-        positions = torch.tensor(self.boundaries) + t + 1
+        positions = torch.tensor(self.boundaries, device=self._device) + t + 1
         self.current, probs = self.sampler.sample(logits, positions, Purpose.DRAFT)
         self.tokens.append(self.current)
         if probs is not None:
@@ -66,7 +67,7 @@ class DraftPass:
 
     def candidates(self) -> tuple[Tensor, Tensor | None]:
         """Draft tokens [B, K] int64 and their distributions [B, K, V] float32 (None when greedy)."""
-        return torch.stack(self.tokens, dim=1), torch.stack(self.probs, dim=1) if self.probs else None
+        return torch.stack(self.tokens, dim=1).cpu(), torch.stack(self.probs, dim=1) if self.probs else None
 
     def end(self) -> None:
         """Private KV only: remembers how far the draft's own entries reach."""
@@ -78,8 +79,8 @@ class DraftPass:
         """Private KV only: the draft's own pass over the prompt of one request."""
         for start in range(0, len(prompt), chunk_tokens):
             part = prompt[start : start + chunk_tokens]
-            rows = Rows.prefill(row, start, len(part), len(prompt))
-            self._layers(torch.tensor([list(part)]), rows, record=False)
+            rows = Rows.prefill(row, start, len(part), len(prompt), device=self._device)
+            self._layers(torch.tensor([list(part)], device=self._device), rows, record=False)
         self.reach[row] = len(prompt)
 
     def _catch_up(self) -> None:
@@ -92,8 +93,8 @@ class DraftPass:
             return
         assert max(lag) == 1, f"the draft's KV lags by {max(lag)} tokens"
         missing = [row.tokens[n - 1] for row, n in zip(self.state.rows, self.boundaries, strict=True)]
-        rows = Rows.decode([max(n - 1, 0) for n in self.boundaries], 1, lag)
-        self._layers(torch.tensor(missing)[:, None], rows, record=False)
+        rows = Rows.decode([max(n - 1, 0) for n in self.boundaries], 1, lag, device=self._device)
+        self._layers(torch.tensor(missing, device=self._device)[:, None], rows, record=False)
 
     def _layers(self, tokens: Tensor, rows: Rows, *, record: bool) -> Tensor:
         """tokens [B, T] -> hidden [B*T, H] after the last layer."""

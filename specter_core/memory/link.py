@@ -73,7 +73,8 @@ class Link(Protocol):
     next call.
     """
 
-    counters: LinkCounters
+    @property
+    def counters(self) -> LinkCounters: ...
 
     @property
     def entry_bytes(self) -> int:

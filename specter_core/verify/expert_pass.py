@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -10,28 +12,42 @@ from torch import Tensor
 from specter_core.memory.expert_cache import ExpertCache, SlotState
 from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.model.layer import Routing
-from specter_core.prefetch.prefetcher import Prefetcher
 from specter_core.trace import Trace
 from specter_core.types import ExpertKey, WindowStats
 from specter_core.verify.combine import combine_rows
-from specter_core.verify.executor_cpu import CpuLayerExecutor
+from specter_core.verify.executor_cpu import LayerTiming
 from specter_core.verify.layer_hook import LayerHook
-from specter_core.verify.residency import ResidencyManager
+from specter_core.verify.residency import LayerPlan
+
+if TYPE_CHECKING:
+    from specter_core.policies import Prefetching, Residency
+
+Execute = Callable[[LayerPlan, "list[int] | None"], LayerTiming]
+"""Runs a plan, for the given rows only (None: all)."""
+
+
+class LayerExecutor(Protocol):
+    """`CpuLayerExecutor` and `CudaLayerExecutor`."""
+
+    def run(
+        self, plan: LayerPlan, normed: Tensor, ids: Tensor, out: Tensor, rows: Collection[int] | None = None
+    ) -> LayerTiming: ...
 
 
 class ExpertPass:
     """Computes a MoE layer's routed experts through the expert cache.
 
     order "expertwise" gathers the rows of each expert (paper, Figure 12); "tokenwise" takes row after row, each with
-    its own residency plan. Both give the same bits: results land in (row, choice) rows and are summed in one order.
+    its own residency plan; "microbatches" takes the first half of the batch's sequences, then the second. All give the
+    same bits: results land in (row, choice) rows and are summed in one order.
     """
 
     def __init__(
         self,
         loader: ExpertLoader,
-        prefetcher: Prefetcher,
-        residency: ResidencyManager,
-        executor: CpuLayerExecutor,
+        prefetcher: Prefetching,
+        residency: Residency,
+        executor: LayerExecutor,
         *,
         order: str = "expertwise",
         trace: Trace,
@@ -44,32 +60,44 @@ class ExpertPass:
         self.order = order
         self.trace = trace
         self.hook: LayerHook | None = None
+        self._batch = 1
         self.routes: list[tuple[int, Tensor]] = []  # (layer, ids [R, k]) of the last decode pass
 
     def run(self, layer: int, routings: Sequence[Routing], stats: WindowStats) -> list[Tensor]:
         """Routed sums, [R_i, H] float32 for each of `routings` (several in prefill: one per chunk)."""
         ids = torch.cat([r.ids for r in routings])  # [R, k]
         normed = torch.cat([r.normed for r in routings])  # [R, H]
-        out = torch.zeros(*ids.shape, normed.shape[1], dtype=torch.float32)  # [R, k, H]
+        out = torch.zeros(*ids.shape, normed.shape[1], dtype=torch.float32, device=ids.device)  # [R, k, H]
+        self.schedule(layer, ids.cpu(), stats, lambda plan, rows: self.executor.run(plan, normed, ids, out, rows))
+        weights = torch.cat([r.weights for r in routings])
+        return list(combine_rows(out, weights, ids).split([r.ids.shape[0] for r in routings]))
+
+    def schedule(
+        self, layer: int, ids: Tensor, stats: WindowStats, execute: Execute, computed: Collection[int] = ()
+    ) -> None:
+        """All that follows the router's choice ids [R, k] int64, on the CPU: counts, residency plans, execution.
+
+        computed: resident experts that the device has computed already; a plan still lists them.
+        """
         self.routes.append((layer, ids))
         counts = _rows_per_expert(ids)
         late = self.prefetcher.before_layer(layer, list(counts))
         self._classify(layer, counts, late, stats)
         if self.hook:
             self.hook.before_plan(layer, counts)
-        if self.order == "expertwise":
-            self._execute(layer, counts, late, normed, ids, out, None, stats)
+        if counts and all(expert in computed for expert in counts):
+            self._count_uses(layer, counts)
+        elif self.order == "expertwise":
+            self._execute(layer, counts, late, None, stats, execute)
         else:
-            for row in range(ids.shape[0]):
-                own = _rows_per_expert(ids[row : row + 1])
-                pending = [e for e in late if e in own]
-                self._execute(layer, own, pending, normed, ids, out, [row], stats)
-        weights = torch.cat([r.weights for r in routings])
-        return list(combine_rows(out, weights, ids).split([r.ids.shape[0] for r in routings]))
+            for rows in self._groups(ids.shape[0]):
+                own = _rows_per_expert(ids[rows])
+                self._execute(layer, own, [e for e in late if e in own], rows, stats, execute)
 
-    def begin_pass(self) -> None:
-        """Forget the routing of the pass before."""
+    def begin_pass(self, batch: int = 1) -> None:
+        """Forget the routing of the pass before. batch: sequences whose rows each layer will be given."""
         self.routes.clear()
+        self._batch = batch
 
     def routed_by(self, rows: Sequence[int]) -> set[ExpertKey]:
         """Experts that these flat rows of the last pass were routed to."""
@@ -86,19 +114,30 @@ class ExpertPass:
         layer: int,
         counts: dict[int, int],
         late: Sequence[int],
-        normed: Tensor,
-        ids: Tensor,
-        out: Tensor,
         rows: list[int] | None,
         stats: WindowStats,
+        execute: Execute,
     ) -> None:
         if not counts:
             return
         plan = self.residency.plan_layer(layer, list(counts), counts, late)
         with self.trace.span(f"experts {layer}", hits=len(plan.hits), late=len(plan.late), misses=len(plan.misses)):
-            timing = self.executor.run(plan, normed, ids, out, rows)
+            timing = execute(plan, rows)
         for cause, stall_ns in timing.stall_ns.items():
             stats.stall_ms[cause] = stats.stall_ms.get(cause, 0.0) + stall_ns / 1e6
+
+    def _groups(self, rows: int) -> list[list[int]]:
+        """Flat rows b·T + t that are planned and computed together, in order."""
+        if self.order == "tokenwise":
+            return [[row] for row in range(rows)]
+        half = -(-self._batch // 2) * (rows // self._batch)
+        return [part for part in (list(range(half)), list(range(half, rows))) if part]
+
+    def _count_uses(self, layer: int, counts: dict[int, int]) -> None:
+        """Nothing is left to compute or to load: only the uses are noted, the least valuable first."""
+        for expert in sorted(counts, key=lambda e: (counts[e], e)):
+            self.cache.touch(ExpertKey(layer, expert))
+            self.loader.mark_used(ExpertKey(layer, expert))
 
     def _classify(self, layer: int, counts: dict[int, int], late: Sequence[int], stats: WindowStats) -> None:
         """Hit, late or miss at the moment the router has spoken."""
@@ -120,5 +159,5 @@ class ExpertPass:
 
 def _rows_per_expert(ids: Tensor) -> dict[int, int]:
     """Expert -> number of rows routed to it, ascending by expert; −1 is not an expert. ids [R, k] int64."""
-    experts, rows = torch.unique(ids[ids >= 0], sorted=True, return_counts=True)
-    return dict(zip(experts.tolist(), rows.tolist(), strict=True))
+    counts = Counter(ids.flatten().tolist())
+    return {expert: counts[expert] for expert in sorted(counts) if expert >= 0}

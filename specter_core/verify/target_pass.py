@@ -37,8 +37,10 @@ class TargetPass:
         """
         starts = range(0, len(prompt), chunk_tokens)
         parts = [prompt[s : s + chunk_tokens] for s in starts]
-        rows = [Rows.prefill(row, s, len(p), len(prompt)) for s, p in zip(starts, parts, strict=True)]
-        xs = self._layers([self.decoder.embed(torch.tensor([list(p)])) for p in parts], rows, kv, stats)
+        device = str(self.decoder.device)
+        rows = [Rows.prefill(row, s, len(p), len(prompt), device=device) for s, p in zip(starts, parts, strict=True)]
+        tokens = [torch.tensor([list(p)], device=device) for p in parts]
+        xs = self._layers([self.decoder.embed(t) for t in tokens], rows, kv, stats)
         return self.decoder.logits(xs[-1][len(parts[-1]) - 1 : len(parts[-1])])
 
     def _layers(self, xs: list[Tensor], rows: list[Rows], kv: KVCache, stats: WindowStats) -> list[Tensor]:

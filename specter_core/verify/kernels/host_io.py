@@ -84,14 +84,15 @@ def _admit_kernel(
 
 def admit(
     host_slots: Tensor, slots: Tensor, words: Tensor, error: Tensor, layer: int, *, hidden: int, width: int,
-    itemsize: int, encoding: str = "plain", host_experts: Tensor | None = None, experts: Tensor | None = None,
+    itemsize: int, block: int, encoding: str = "plain", host_experts: Tensor | None = None,
+    experts: Tensor | None = None,
 ) -> None:  # fmt: skip
     """Bring slot numbers to the device, after checking that each slot holds the expert it is to be computed as.
 
     host_slots int32 [n, count], mapped, -1 = none; line i belongs to MoE layer layer + i. Without host_experts the
     expert is the column (a slot table); with it int32 [n, count] names the experts, copied to `experts` too. words
     int32 [slots, entry / 4]: the slot buffer. A slot whose trailer is another's goes to -1 and leaves 1 + its
-    number in error int32 [1], mapped: the pass must then be dropped.
+    number in error int32 [1], mapped: the pass must then be dropped. block: the most columns of any call.
     """
     lines, count = host_slots.shape
     assert host_slots.is_contiguous() and slots.is_contiguous() and (host_experts is None) == (experts is None)
@@ -99,5 +100,5 @@ def admit(
     _admit_kernel[(lines,)](
         host_slots if host_experts is None else host_experts, host_slots, slots if experts is None else experts,
         slots, words, error, count, layer, ENTRY=words.shape[1], LISTED=host_experts is not None, MAGIC_LOW=low,
-        MAGIC_HIGH=high, ENCODING=number, SIZE=size, TRAILER=TRAILER_BYTES // 4, BLOCK=power_of_two(count), num_warps=1,
+        MAGIC_HIGH=high, ENCODING=number, SIZE=size, TRAILER=TRAILER_BYTES // 4, BLOCK=power_of_two(block), num_warps=1,
     )  # fmt: skip

@@ -1,0 +1,82 @@
+"""The engine's parts for `device=cuda`: native link, Triton kernels, captured graphs. Imports Triton."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from specter_core.device_runtime import CudaRuntime, DeviceRuntime
+from specter_core.draft.draft_graph import GraphDraftPass
+from specter_core.draft.draft_pass import DraftPass
+from specter_core.draft.experts import DraftExpertPath
+from specter_core.draft.kernels.path import FusedExpertPath
+from specter_core.errors import UserError
+from specter_core.memory.expert_loader import ExpertLoader
+from specter_core.memory.link_cuda import CudaLink
+from specter_core.memory.slot_buffer import SlotBuffer
+from specter_core.model.fused_weights import FusedWeights
+from specter_core.options import EngineOptions
+from specter_core.passes import DraftExpertsPath
+from specter_core.prefetch.pattern_analyzer import PatternAnalyzer
+from specter_core.trace import Trace
+from specter_core.verify.executor_cuda import CudaLayerExecutor
+from specter_core.verify.expert_pass import ExpertPass
+from specter_core.verify.target_pass_cuda import CudaTargetPass
+
+if TYPE_CHECKING:
+    from specter_core.assembly import LoadedModel
+
+
+class CudaParts:
+    """See CpuParts. runtime: how to reach the device (tests run the kernels on another one)."""
+
+    def __init__(
+        self, model: LoadedModel, options: EngineOptions, trace: Trace, runtime: DeviceRuntime | None = None
+    ) -> None:
+        layout, decoder = model.store.layout, model.decoder
+        if layout.dtype != decoder.dtype:
+            raise UserError(
+                f"experts are {layout.dtype}, the other tensors {decoder.dtype}; device 'cuda' needs one dtype: convert"
+                " the checkpoint or use device 'cpu'"
+            )
+        self._model, self._options, self._trace = model, options, trace
+        self._runtime = runtime or CudaRuntime()
+        self._weights = FusedWeights.of(decoder)
+
+    def link(self, slots: SlotBuffer, rate_bytes_per_s: float | None) -> CudaLink:
+        self._link = CudaLink(
+            self._model.store, slots, self._runtime, rate_bytes_per_s, record_intervals=self._trace.enabled
+        )
+        return self._link
+
+    def executor(self, slots: SlotBuffer, loader: ExpertLoader) -> CudaLayerExecutor:
+        experts = self._model.decoder.config.num_experts
+        self._executor = CudaLayerExecutor(self._model.store.layout, slots, loader, self._link, self._runtime, experts)
+        return self._executor
+
+    def target(self, experts: ExpertPass) -> CudaTargetPass:
+        return CudaTargetPass(
+            self._model.decoder, self._weights, experts, self._executor, steps=self._options.depth + 1,
+            graphs=self._options.graphs, trace=self._trace,
+        )  # fmt: skip
+
+    def draft(self, analyzer: PatternAnalyzer) -> DraftPass | GraphDraftPass:
+        model, options = self._model, self._options
+        if not options.fused_kernel:
+            assert model.draft is not None
+            unfused = DraftExpertPath(model.draft.to(model.decoder.device), fused=False)
+            return DraftPass(model.decoder, unfused, analyzer, shared_kv=options.shared_kv)
+        experts = self._fused_experts()
+        if not options.graphs:
+            return DraftPass(model.decoder, experts, analyzer, shared_kv=options.shared_kv)
+        return GraphDraftPass(
+            model.decoder, self._weights, experts, analyzer, self._runtime, depth=options.depth,
+            shared_kv=options.shared_kv,
+        )  # fmt: skip
+
+    def _fused_experts(self) -> DraftExpertsPath:
+        """The draft in the kernels' layout, once per loaded model."""
+        model, config = self._model, self._model.decoder.config
+        if model.fused_draft is None:
+            assert model.draft is not None
+            model.fused_draft = FusedExpertPath(model.draft, config.top_k, model.decoder.device, pdl=self._runtime.pdl)
+        return model.fused_draft

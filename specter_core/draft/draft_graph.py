@@ -1,0 +1,170 @@
+"""The draft pass of `device=cuda`: a step is one replayed graph, and the host waits once, for the window's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from specter_core.device_runtime import DeviceRuntime
+from specter_core.draft.draft_pass import DraftPass
+from specter_core.draft.kernels.advance import advance, begin_window
+from specter_core.model.decoder import Decoder
+from specter_core.model.fused_pass import FusedPass
+from specter_core.model.fused_weights import FusedWeights, rope_tables
+from specter_core.model.kernels.rope import RopeTables
+from specter_core.model.kernels.tiles import Preset
+from specter_core.passes import DraftExpertsPath
+from specter_core.prefetch.pattern_analyzer import PatternAnalyzer
+from specter_core.state.kv_cache import KVCache
+from specter_core.state.rng import Purpose, uniform
+from specter_core.state.sampling import SpeculativeSampler, draw, filtered_probs
+from specter_core.state.state_manager import StateManager
+
+PREFILL_ROWS = 64
+FIRST_BUCKET = 512
+
+
+def kv_bucket(positions: int, capacity: int) -> int:
+    """Size of the KV bucket that holds `positions`: powers of two from 512 on, at most the capacity."""
+    bucket = FIRST_BUCKET
+    while bucket < positions:
+        bucket *= 2
+    return min(bucket, capacity)
+
+
+class _Step:
+    """One (KV, bucket): the fused pass and its three replays."""
+
+    def __init__(self, owner: GraphDraftPass, kv: KVCache, bucket: int) -> None:
+        config, runtime = owner.decoder.config, owner.runtime
+        self.step = FusedPass(owner.weights, config, kv, owner.tables(kv), 1, bucket, Preset.DRAFT, pdl=runtime.pdl)
+        device = self.step.tokens.device
+        self.depths = torch.zeros(kv.batch, dtype=torch.int64, device=device)
+        self.drafted = torch.zeros(kv.batch, dtype=torch.int64, device=device)
+        self._valid = self.step.valid.view(torch.uint8)
+        self._owner = owner
+        for run in (self._greedy, self._advance):
+            run()
+        runtime.synchronize()
+        owner.analyzer.clear()
+        self.greedy = runtime.capture(self._greedy)
+        self.logits = runtime.capture(self._logits)
+        self.advance = runtime.capture(self._advance)
+
+    def begin(self, host: Tensor) -> None:
+        step = self.step
+        begin_window(host, step.tokens, step.positions, step.context, self._valid, self.depths, self.drafted)
+
+    def _logits(self) -> None:
+        step, owner = self.step, self._owner
+        counters = owner.analyzer.elb.counters
+        step.embed()
+        for index, layer in enumerate(owner.weights.layers):
+            step.attend(index)
+            if layer.moe_index is None:
+                step.dense(index)
+                continue
+            step.route(index, counters[layer.moe_index])
+            step.routed = owner.experts.forward(layer.moe_index, step.normed, step.ids, step.weights)
+            step.combine(index)
+        step.head()
+
+    def _greedy(self) -> None:
+        self._logits()
+        self.step.choose()
+        self._advance()
+
+    def _advance(self) -> None:
+        step = self.step
+        advance(
+            step.chosen, self._owner.tokens, step.tokens, step.positions, step.context, self._valid, self.depths,
+            self.drafted,
+        )  # fmt: skip
+
+
+class GraphDraftPass:
+    """`DraftPass` with a step as one graph per (batch, KV bucket, sampling mode); see there for the methods.
+
+    Shared KV, ELB, token and length live on the device; no step waits for the host. weights: the shared instance in
+    the fused pass's form. depth: K, the most draft tokens of a window. Rows that sample add the sampler's own
+    device operations behind a step's logits.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        weights: FusedWeights,
+        experts: DraftExpertsPath,
+        analyzer: PatternAnalyzer,
+        runtime: DeviceRuntime,
+        *,
+        depth: int,
+        shared_kv: bool = True,
+    ) -> None:
+        self.decoder, self.weights, self.experts = decoder, weights, experts
+        self.analyzer, self.runtime = analyzer, runtime
+        self.shared_kv = shared_kv
+        self._depth = depth
+        self._plain = DraftPass(decoder, experts, analyzer, shared_kv=shared_kv)
+        self._steps: dict[int, _Step] = {}
+        self._made_for: KVCache | None = None
+
+    def tables(self, kv: KVCache) -> RopeTables:
+        return rope_tables(self.decoder, kv.capacity)
+
+    def start_batch(self, state: StateManager, kv: KVCache, sampler: SpeculativeSampler) -> None:
+        self.state, self.kv, self.sampler = state, kv, sampler
+        self._plain.start_batch(state, kv, sampler)
+        self._greedy = sampler.params.all_greedy
+        if kv is not self._made_for:
+            self._steps.clear()
+            self._made_for = kv
+            self.tokens = self.runtime.mapped(kv.batch, self._depth, dtype=torch.int64)
+            self._host = self.runtime.mapped(3, kv.batch, dtype=torch.int64)
+
+    def begin(self, depths: Sequence[int]) -> None:
+        self._plain.begin(depths)
+        self.depths = depths
+        self.boundaries = self.state.boundaries
+        self._host.copy_(torch.tensor([self.state.pending, self.boundaries, list(depths)]))
+        ends = [n + d for n, d in zip(self.boundaries, depths, strict=True)]
+        bucket = kv_bucket(max(*ends, 1), self.kv.capacity)
+        if bucket not in self._steps:
+            self._steps[bucket] = _Step(self, self.kv, bucket)
+        self._step = self._steps[bucket]
+        self._step.begin(self._host)
+        self._taken = 0
+        self._probs: list[Tensor] = []
+
+    def step(self) -> None:
+        if self.shared_kv:
+            for b, depth in enumerate(self.depths):
+                if self._taken < depth:
+                    self.state.note_draft_write(b, self.boundaries[b] + self._taken)
+        self._taken += 1
+        if self._greedy:
+            self._step.greedy()
+        else:
+            self._step.logits()
+            self._sample()
+            self._step.advance()
+
+    def candidates(self) -> tuple[Tensor, Tensor | None]:
+        """Waits for the window's steps. Draft tokens [B, K] int64 on the host, distributions on the device."""
+        self.runtime.synchronize()
+        tokens = self.tokens[:, : self._taken].clone()
+        return tokens, torch.stack(self._probs, dim=1) if self._probs else None
+
+    def end(self) -> None:
+        self._plain.end()
+
+    def prefill(self, prompt: Sequence[int], row: int, chunk_tokens: int) -> None:
+        self._plain.prefill(prompt, row, min(chunk_tokens, PREFILL_ROWS))
+
+    def _sample(self) -> None:
+        step, params = self._step.step, self.sampler.params
+        probs = filtered_probs(step.logits, params.temperature, params.top_p, params.top_k)
+        step.chosen.copy_(draw(probs, uniform(params.keys, step.positions + 1, Purpose.DRAFT)))
+        self._probs.append(probs)

@@ -1,0 +1,130 @@
+"""The target's decode pass cut where the host must speak: one captured segment from one router to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from specter_core.memory.native import library
+from specter_core.model.fused_pass import FusedPass
+from specter_core.model.fused_weights import FusedWeights
+from specter_core.model.rows import Rows
+from specter_core.verify.executor_cuda import CudaLayerExecutor, RoutedWork
+from specter_core.verify.kernels.combine_rows import combine_rows
+from specter_core.verify.kernels.group_rows import group_rows
+from specter_core.verify.kernels.grouped_ffn import grouped_ffn
+from specter_core.verify.kernels.host_io import load_rows, report_ids
+
+_ROUTER_TIMEOUT_NS = 20_000_000_000
+
+
+class DecodeSegments:
+    """Segment j < L: what follows MoE layer j−1, attention and router of layer j, its ids to the host, its resident
+    experts from the slot table. Segment L: what follows the last MoE layer, and the logits.
+
+    The host fills `fill` before segment 0 and reads `ids(j)` after segment j. Slot table and inputs are read from
+    mapped memory by segment 0. `steps` rows per sequence: what a pass has less is invalid rows. hits: compute
+    resident experts inside the segments. graphs: replay captured segments, else launch one kernel after another.
+    """
+
+    def __init__(
+        self, step: FusedPass, weights: FusedWeights, executor: CudaLayerExecutor, steps: int, batch: int, *,
+        graphs: bool, hits: bool,
+    ) -> None:  # fmt: skip
+        self.step, self.steps, self.batch = step, steps, batch
+        self._weights, self._executor, self._hits = weights, executor, hits
+        self._moe = [i for i, layer in enumerate(weights.layers) if layer.moe_index is not None]
+        runtime, device = executor.runtime, step.tokens.device
+        rows, top_k = step.ids.shape
+        layers, columns = len(self._moe), -(-executor.experts // 4) * 4
+        self.work = RoutedWork.allocate(step.normed, top_k, executor.experts, executor.layout.width)
+        self._inputs = runtime.mapped(3, rows, dtype=torch.int64)
+        self._ids = runtime.mapped(layers, -(-rows * top_k // 4) * 4, dtype=torch.int32)
+        self._flags = runtime.mapped(layers, 4, dtype=torch.int32)
+        self._host_table = runtime.mapped(layers, columns, dtype=torch.int32).fill_(-1)
+        self._table = torch.full((layers, columns), -1, dtype=torch.int32, device=device)
+        self._valid = step.valid.view(torch.uint8)
+        plain = [self._segment(j) for j in range(layers + 1)]
+        for run in plain:  # all rows invalid, no slot: compiles
+            run()
+        executor.warm(self.work)
+        runtime.synchronize()
+        self.segments = [runtime.capture(run) for run in plain] if graphs else plain
+
+    def fill(self, tokens: Tensor, rows: Rows, table: list[dict[int, int]]) -> None:
+        """tokens int64 [B, T] and rows (host) with T ≤ steps; table: resident expert -> slot, per MoE layer."""
+        steps = rows.steps
+        assert steps <= self.steps and rows.batch == self.batch, (steps, self.steps, rows.batch, self.batch)
+        inputs = self._inputs.view(3, self.batch, self.steps)
+        inputs.zero_()
+        inputs[0, :, :steps] = tokens
+        inputs[1, :, :steps] = rows.positions
+        inputs[2, :, :steps] = rows.valid
+        self._host_table.fill_(-1)
+        for layer, slots in enumerate(table):
+            if slots:
+                self._host_table[layer, list(slots)] = torch.tensor(list(slots.values()), dtype=torch.int32)
+        self._flags.zero_()
+
+    def ids(self, j: int, steps: int) -> Tensor:
+        """Waits for layer j's router. Its ids of the first `steps` rows of each sequence, int64 [B·steps, k]."""
+        if library().wait_flag(self._flags[j].data_ptr(), 1, _ROUTER_TIMEOUT_NS):
+            self._executor.runtime.synchronize()  # raises the device's own error, if there is one
+            raise RuntimeError(f"no router output of MoE layer {j} within {_ROUTER_TIMEOUT_NS / 1e9:.0f} s")
+        top_k = self.step.ids.shape[1]
+        found = self._ids[j, : self.batch * self.steps * top_k].view(self.batch, self.steps, top_k)
+        return found[:, :steps].to(torch.int64).reshape(-1, top_k)
+
+    def logits(self, steps: int) -> Tensor:
+        """float32 [B, steps, V] of the last pass, valid until the next."""
+        return self.step.logits.view(self.batch, self.steps, -1)[:, :steps]
+
+    def open(self, j: int) -> None:
+        """From the end of the MoE layer before to layer j's router and groups."""
+        step, index = self.step, self._moe[j]
+        if j == 0:
+            load_rows(self._inputs, step.tokens, step.positions, step.context, self._valid)
+            self._executor.admit_table(self._host_table, self._table)
+            step.embed()
+        self._dense(self._moe[j - 1] + 1 if j else 0, index)
+        step.attend(index)
+        step.route(index)
+        report_ids(step.ids, self._ids[j, : step.ids.numel()], self._flags[j])
+        group_rows(step.ids, self.work.members, self.work.counts)
+
+    def compute_hits(self, j: int) -> None:
+        """Experts of the slot table that rows were routed to."""
+        work, executor = self.work, self._executor
+        slots = self._table[j, : executor.experts]
+        grouped_ffn(
+            work.x, executor.buffer, slots, work.members, work.counts, work.act, work.out, top_k=work.out.shape[1]
+        )
+
+    def close(self, j: int) -> None:
+        """Layer j's routed experts are on the stream: sum, shared experts, residual."""
+        combine_rows(self.work.out, self.step.weights, self.step.ids, self.step.routed)
+        self.step.combine(self._moe[j])
+
+    def finish(self) -> None:
+        self._dense(self._moe[-1] + 1, len(self._weights.layers))
+        self.step.head()
+
+    def _segment(self, j: int) -> Callable[[], None]:
+        def run() -> None:
+            if j:
+                self.close(j - 1)
+            if j == len(self._moe):
+                self.finish()
+                return
+            self.open(j)
+            if self._hits:
+                self.compute_hits(j)
+
+        return run
+
+    def _dense(self, start: int, stop: int) -> None:
+        for index in range(start, stop):
+            self.step.attend(index)
+            self.step.dense(index)

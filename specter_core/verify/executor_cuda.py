@@ -1,0 +1,225 @@
+"""Enqueues a layer's op list on a device: copies on the link, grouped products on the compute stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from specter_core.device_runtime import DeviceEvent, DeviceRuntime
+from specter_core.errors import WrongExpertError
+from specter_core.memory.expert_cache import SlotState
+from specter_core.memory.expert_loader import ExpertLoader
+from specter_core.memory.link import Priority
+from specter_core.memory.link_cuda import CudaLink
+from specter_core.memory.payload import PayloadLayout
+from specter_core.memory.slot_buffer import SlotBuffer
+from specter_core.verify.executor_cpu import LayerTiming
+from specter_core.verify.kernels.group_rows import group_rows
+from specter_core.verify.kernels.grouped_ffn import grouped_ffn
+from specter_core.verify.kernels.host_io import admit
+from specter_core.verify.ops import Copy, Gemm, Release, Source, WaitSlotFree
+from specter_core.verify.residency import LayerPlan
+
+_LISTS = 512
+_EVENTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RoutedWork:
+    """The routed experts' operands of one pass: x [R, H], members int32 [E, R], counts int32 [E], act [R, k, I] in
+    x's dtype, out float32 [R, k, H]."""
+
+    x: Tensor
+    members: Tensor
+    counts: Tensor
+    act: Tensor
+    out: Tensor
+
+    @staticmethod
+    def allocate(x: Tensor, top_k: int, experts: int, width: int, out: Tensor | None = None) -> RoutedWork:
+        rows, hidden = x.shape
+        found = x.new_zeros(rows, top_k, hidden, dtype=torch.float32) if out is None else out
+        return RoutedWork(
+            x,
+            x.new_zeros(experts, rows, dtype=torch.int32),
+            x.new_zeros(experts, dtype=torch.int32),
+            x.new_empty(rows, top_k, width),
+            found,
+        )
+
+
+class CudaLayerExecutor:
+    """Executes `LayerPlan`s without waiting for their computation; the cache's state follows op by op.
+
+    An expert that is still on its way is waited for only until its copy is on the copy stream; the compute stream
+    waits for the arrival. Arrived experts are computed together. Trailers are checked by the kernel that brings slot
+    numbers to the device; `end_pass` reports what they found, before anything of the pass is used.
+    """
+
+    def __init__(
+        self,
+        layout: PayloadLayout,
+        slots: SlotBuffer,
+        loader: ExpertLoader,
+        link: CudaLink,
+        runtime: DeviceRuntime,
+        experts: int,
+    ) -> None:
+        self.layout, self.runtime, self.experts = layout, runtime, experts
+        self.buffer = slots.data.view(layout.dtype)  # [slots, entry / itemsize]
+        self._slots, self._loader, self._cache, self._link = slots, loader, loader.cache, link
+        self._words = slots.data.view(torch.int32)
+        columns = -(-experts // 4) * 4  # lists start on 16 bytes: others compile to another kernel
+        self._host_lists = runtime.mapped(2, _LISTS, columns, dtype=torch.int32)  # experts, slots
+        self._lists = torch.zeros(2, 1, columns, dtype=torch.int32, device=slots.data.device)
+        self._error = runtime.mapped(1, dtype=torch.int32)
+        self._used_lists = 0
+        self._events: list[DeviceEvent] = []
+        self._marks = 0
+
+    def end_pass(self) -> None:
+        """Waits for the compute stream. Raises WrongExpertError when a slot held another expert than was computed."""
+        self.runtime.synchronize()
+        self._used_lists = 0
+        self._link.forget_readers()
+        slot = int(self._error[0]) - 1
+        if slot < 0:
+            return
+        self._error.zero_()
+        key = self._cache.key(slot)
+        if key is not None:
+            self.layout.check(self._slots.view(slot), key)
+        raise WrongExpertError(f"slot {slot} held another expert than its layer was to compute")
+
+    def admit_table(self, host_table: Tensor, table: Tensor) -> None:
+        """Slot table int32 [L, columns] of resident experts, mapped -> device, trailers checked."""
+        self._admit(host_table, table, 0)
+
+    def mark(self) -> DeviceEvent:
+        """An event behind what is on the compute stream now; recorded again only many passes later."""
+        if len(self._events) < _EVENTS:
+            self._events.append(self.runtime.event())
+        event = self._events[self._marks % _EVENTS]
+        self._marks += 1
+        event.record()
+        return event
+
+    def warm(self, work: RoutedWork) -> None:
+        """Compile what `enqueue` launches."""
+        self._launch([(0, -1)], 0, work)
+        self._used_lists = 0
+
+    def run(
+        self, plan: LayerPlan, normed: Tensor, ids: Tensor, out: Tensor, rows: Collection[int] | None = None
+    ) -> LayerTiming:
+        """As `CpuLayerExecutor.run`, enqueued. ids on the device."""
+        if rows is not None:
+            chosen = torch.zeros(ids.shape[0], 1, dtype=torch.bool, device=ids.device)
+            chosen[list(rows)] = True
+            ids = torch.where(chosen, ids, -1)
+        work = RoutedWork.allocate(normed, ids.shape[1], self.experts, self.layout.width, out)
+        group_rows(ids, work.members, work.counts)
+        return self.enqueue(plan, work)
+
+    def enqueue(
+        self,
+        plan: LayerPlan,
+        work: RoutedWork,
+        computed: Mapping[int, int] = MappingProxyType({}),
+        after: DeviceEvent | None = None,
+    ) -> LayerTiming:
+        """The plan's ops for rows that are grouped already. computed: resident experts (-> slot) that the device
+        computes before `after`.
+        """
+        start_ns = time.perf_counter_ns()
+        if after is not None:
+            for slot in computed.values():
+                self._link.free_after(slot, after)
+        timing = LayerTiming()
+        group: list[tuple[int, int]] = []  # (expert, slot) to compute with the next launches
+        for slot in plan.protects:
+            self._cache.protect(slot)
+        for op in plan.ops:
+            match op:
+                case WaitSlotFree(slot):
+                    timing.stall_ns["slot"] += self._wait_free(slot)
+                case Copy(key, slot):
+                    if any(slot == waiting for _, waiting in group):
+                        group = self._compute(group, plan.layer, work)
+                    self._loader.load(key, slot, Priority.DEMAND)
+                    self._cache.protect(slot)
+                case Gemm(key, slot, source):
+                    if source is not Source.HIT and self._loader.is_open(key):
+                        group = self._arrive(op, group, plan.layer, work, timing)
+                    assert self._cache.lookup(key) == slot and self._cache.is_protected(slot), op
+                    self._cache.touch(key)
+                    self._loader.mark_used(key)
+                    if key.expert not in computed:
+                        group.append((key.expert, slot))
+                case Release(slot):
+                    self._cache.release(slot)
+                    if slot in self._cache.staging_slots and not self._cache.is_protected(slot):
+                        self._cache.evict(slot)
+        self._compute(group, plan.layer, work)
+        timing.total_ns = time.perf_counter_ns() - start_ns
+        return timing
+
+    def _arrive(
+        self, op: Gemm, group: list[tuple[int, int]], layer: int, work: RoutedWork, timing: LayerTiming
+    ) -> list[tuple[int, int]]:
+        """Order the compute stream behind an expert's arrival; what is there already is computed first."""
+        if op.key not in self._loader.reap():
+            group = self._compute(group, layer, work)
+            timing.stall_ns[op.source.value] += self._loader.wait(op.key)
+        return group
+
+    def _wait_free(self, slot: int) -> int:
+        """An unneeded load may still be on its way to the copy stream."""
+        key = self._cache.key(slot)
+        assert not self._cache.is_protected(slot), (slot, key)
+        if key is None or self._cache.state(slot) is not SlotState.LOADING:
+            return 0
+        return self._loader.wait(key)
+
+    def _compute(self, group: list[tuple[int, int]], layer: int, work: RoutedWork) -> list[tuple[int, int]]:
+        """Launch the group's products; its slots may be overwritten once these have run. Returns an empty group."""
+        if group:
+            self._launch(group, layer, work)
+            event = self.mark()
+            for _, slot in group:
+                self._link.free_after(slot, event)
+        return []
+
+    def _launch(self, group: list[tuple[int, int]], layer: int, work: RoutedWork) -> None:
+        if self._used_lists == _LISTS:
+            self.runtime.synchronize()
+            self._used_lists = 0
+        host = self._host_lists[:, self._used_lists, : len(group)]  # [2, n]
+        self._used_lists += 1
+        host.copy_(torch.tensor(group, dtype=torch.int32).T)
+        lists = self._lists[:, :, : len(group)]
+        self._admit(host[1:2], lists[1], layer, host[0:1], lists[0])
+        grouped_ffn(
+            work.x, self.buffer, lists[1, 0], work.members, work.counts, work.act, work.out, top_k=work.out.shape[1],
+            experts=lists[0, 0],
+        )  # fmt: skip
+
+    def _admit(
+        self,
+        host_slots: Tensor,
+        slots: Tensor,
+        layer: int,
+        host_experts: Tensor | None = None,
+        experts: Tensor | None = None,
+    ) -> None:
+        layout = self.layout
+        admit(
+            host_slots, slots, self._words, self._error, layer, hidden=layout.hidden, width=layout.width,
+            itemsize=layout.dtype.itemsize, block=self._lists.shape[2], encoding=layout.encoding,
+            host_experts=host_experts, experts=experts,
+        )  # fmt: skip

@@ -1,0 +1,151 @@
+"""The target's forward pass of `device=cuda`: decoding on the fused pass, prefill on the plain one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from specter_core.draft.draft_graph import kv_bucket
+from specter_core.memory.expert_cache import SlotState
+from specter_core.model.decoder import Decoder
+from specter_core.model.fused_pass import FusedPass
+from specter_core.model.fused_weights import FusedWeights, rope_tables
+from specter_core.model.kernels.tiles import Preset
+from specter_core.model.rows import Rows
+from specter_core.state.kv_cache import KVCache
+from specter_core.trace import Trace
+from specter_core.types import WindowStats
+from specter_core.verify.decode_segments import DecodeSegments
+from specter_core.verify.executor_cuda import CudaLayerExecutor
+from specter_core.verify.expert_pass import ExpertPass
+from specter_core.verify.layer_hook import LayerHook
+from specter_core.verify.target_pass import TargetPass
+
+
+class CudaTargetPass:
+    """`TargetPass` on a device. Plain decoding and verification are one code path with one set of tiles, whose rows
+    do not influence each other's bits: `steps` = K + 1 rows per sequence, of which a pass uses some.
+
+    Per layer the host launches a segment, reads the router's choice from mapped memory, and enqueues what the
+    segment could not know: experts that are not in the slot table. A layer with every expert resident is not waited
+    for. One synchronisation per pass, at its end.
+    """
+
+    def __init__(
+        self, decoder: Decoder, weights: FusedWeights, experts: ExpertPass, executor: CudaLayerExecutor, *,
+        steps: int, graphs: bool, trace: Trace,
+    ) -> None:  # fmt: skip
+        self.decoder, self.experts, self.trace = decoder, experts, trace
+        self.hook: LayerHook | None = None
+        self._weights, self._executor = weights, executor
+        self._steps, self._graphs = steps, graphs
+        self._plain = TargetPass(decoder, experts, trace=trace)
+        self._segments: dict[int, DecodeSegments] = {}
+        self._made_for: KVCache | None = None
+        self._layers = len(decoder.config.moe_layers)
+
+    def prefill(self, prompt: Sequence[int], row: int, kv: KVCache, chunk_tokens: int, stats: WindowStats) -> Tensor:
+        """See `TargetPass.prefill`."""
+        logits = self._plain.prefill(prompt, row, kv, chunk_tokens, stats)
+        self._executor.end_pass()
+        return logits
+
+    def decode(self, tokens: Tensor, rows: Rows, kv: KVCache, stats: WindowStats) -> Tensor:
+        """tokens [B, T] int64 and rows on the host -> logits [B, T, V] float32, valid until the next pass."""
+        made = self._segments_for(kv, rows.last + 1)
+        tokenwise = self.experts.order != "expertwise"
+        table: list[dict[int, int]] = [{} for _ in range(self._layers)]
+        if self.hook is None and not tokenwise:
+            table = [self._residents(layer) for layer in range(self._layers)]
+        made.fill(tokens, rows, table)
+        if self.hook is not None:
+            self._decode_with(self.hook, made, rows, stats)
+        else:
+            self._decode(made, rows, table, stats, tokenwise)
+        self._executor.end_pass()
+        return made.logits(rows.steps)
+
+    def _decode(
+        self, made: DecodeSegments, rows: Rows, table: list[dict[int, int]], stats: WindowStats, tokenwise: bool
+    ) -> None:
+        waiting: list[int] = []  # layers whose routing the host has not looked at yet
+        for j in range(self._layers):
+            with self.trace.span(f"segment {j}"):
+                made.segments[j]()
+            if len(table[j]) == self.decoder.config.num_experts:
+                waiting.append(j)
+                continue
+            for layer in waiting:
+                self._settle(made, layer, rows, table[layer], stats)
+            waiting.clear()
+            self._settle(made, j, rows, table[j], stats, tokenwise)
+        made.segments[self._layers]()
+        for layer in waiting:
+            self._settle(made, layer, rows, table[layer], stats)
+
+    def _settle(
+        self, made: DecodeSegments, j: int, rows: Rows, resident: dict[int, int], stats: WindowStats,
+        tokenwise: bool = False,
+    ) -> None:  # fmt: skip
+        """The host's part of layer j: account for its hits, load and compute the rest."""
+        after = self._executor.mark()
+        ids = made.ids(j, rows.steps)
+        if tokenwise:
+            self._run_rows(made, j, ids, rows, stats)
+            return
+        self.experts.schedule(
+            j, ids, stats, lambda plan, _: self._executor.enqueue(plan, made.work, resident, after), resident
+        )
+
+    def _run_rows(self, made: DecodeSegments, j: int, ids: Tensor, rows: Rows, stats: WindowStats) -> None:
+        """Token-wise order: each row has a plan and launches of its own."""
+        step, steps = made.step, rows.steps
+
+        def place(row: int) -> int:
+            return row // steps * made.steps + row % steps
+
+        self.experts.schedule(
+            j, ids, stats,
+            lambda plan, own: self._executor.run(
+                plan, step.normed, step.ids, made.work.out, None if own is None else [place(row) for row in own]
+            ),
+        )  # fmt: skip
+
+    def _decode_with(self, hook: LayerHook, made: DecodeSegments, rows: Rows, stats: WindowStats) -> None:
+        """Launch by launch, since a lookahead policy acts on every layer's output."""
+        for j, index in enumerate(self.decoder.config.moe_layers):
+            made.open(j)
+            self._settle(made, j, rows, {}, stats)
+            made.close(j)
+            hidden = made.step.x.view(made.batch, made.steps, -1)[:, : rows.steps].flatten(0, 1)
+            hook.after_layer(j, hidden, self.decoder.layers[index + 1 :])
+        made.finish()
+
+    def _residents(self, layer: int) -> dict[int, int]:
+        """Expert -> slot of the layer's own slots that may be computed from now."""
+        cache = self.experts.cache
+        found = {}
+        for slot in cache.layer_slots(layer):
+            key = cache.key(slot)
+            if key is not None and cache.state(slot) is SlotState.RESIDENT:
+                found[key.expert] = slot
+        return found
+
+    def _segments_for(self, kv: KVCache, positions: int) -> DecodeSegments:
+        """The segments of this KV cache and bucket; captured at first use."""
+        if kv is not self._made_for:
+            self._segments.clear()
+            self._made_for = kv
+        bucket = kv_bucket(positions, kv.capacity)
+        if bucket not in self._segments:
+            tables = rope_tables(self.decoder, kv.capacity)
+            step = FusedPass(
+                self._weights, self.decoder.config, kv, tables, self._steps, bucket, Preset.TARGET,
+                pdl=self._executor.runtime.pdl,
+            )  # fmt: skip
+            self._segments[bucket] = DecodeSegments(
+                step, self._weights, self._executor, self._steps, kv.batch, graphs=self._graphs,
+                hits=self.experts.order == "expertwise",
+            )  # fmt: skip
+        return self._segments[bucket]

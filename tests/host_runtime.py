@@ -1,0 +1,53 @@
+"""The CUDA engine's parts on the CPU: Triton's interpreter for kernels, a stub driver for copies, no graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from specter_core.memory.native import build
+
+STUB = Path(__file__).with_name("driver_stub.c")
+
+
+class HostEvent:
+    """Computation runs at once, so every event has passed when it is recorded."""
+
+    handle = 0
+
+    def record(self) -> None:
+        pass
+
+
+class HostRuntime:
+    """`DeviceRuntime` on host memory; kernels run when they are launched."""
+
+    context = 1
+    stream = 1
+    pdl = False
+
+    def __init__(self, folder: Path) -> None:
+        self.driver = str(build(STUB, folder))
+        self.captured = 0
+
+    def copy_stream(self) -> int:
+        return 2
+
+    def register(self, segment: Tensor) -> Callable[[], None]:
+        return lambda: None
+
+    def mapped(self, *shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype)
+
+    def event(self) -> HostEvent:
+        return HostEvent()
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        self.captured += 1
+        return run
+
+    def synchronize(self) -> None:
+        pass
