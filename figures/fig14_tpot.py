@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from figures import style
+from figures import paper, stats, style
 
 NAME = "fig14_tpot"
 
@@ -19,29 +20,37 @@ NAME = "fig14_tpot"
 def figure(rows: pd.DataFrame) -> Figure:
     """rows: records (status ok or not) with one workload. One panel per (memory, model); bars are the mean
     TPOT in ms over the prompts of a dataset, whiskers its standard error; AVG is the mean of the datasets'
-    means."""
+    means. Diamonds are the averages that the paper states."""
     with style.look():
         return _draw(rows)
 
 
 def _draw(rows: pd.DataFrame) -> Figure:
-    rows = rows[(rows["status"] == "ok") & rows["tpot_ms"].notna()]
-    if "system_figure" in rows:
-        rows = rows[rows["system_figure"].fillna(True).astype(bool)]
+    rows = style.shown(rows[(rows["status"] == "ok") & rows["tpot_ms"].notna()])
     systems = style.systems(rows)
     labels = [x for x in style.LABELS if x in set(rows["label"]) or x == "AVG"]
-    panels = dict(list(rows.groupby(["memory", "model"], sort=False)))
-    fig = Figure(figsize=(style.TEXT_WIDTH_IN, 0.95 + 1.75 * len(panels)), layout="constrained")
+    panels = [
+        (memory, model, rows[(rows["memory"] == memory) & (rows["model"] == model)])
+        for memory in style.memories(rows)
+        for model in style.models(rows)
+    ]
+    panels = [panel for panel in panels if len(panel[2])]
+    fig = Figure(figsize=(style.TEXT_WIDTH_IN, 1.0 + 1.75 * len(panels)), layout="constrained")
     axes = fig.subplots(len(panels), 1, squeeze=False)[:, 0]
-    for axis, ((memory, model), panel) in zip(axes, panels.items(), strict=True):
-        _panel(axis, panel, systems, labels)
-        axis.set_title(f"{model}, {memory} memory", loc="left")
-    fig.get_layout_engine().set(rect=(0, 0.035, 1, 0.965))
+    marked = False
+    for axis, (memory, model, panel) in zip(axes, panels, strict=True):
+        marked |= _panel(axis, panel, systems, labels)
+        axis.set_title(f"{style.model_label(model)}, {memory} memory", loc="left")
+    handles: list[Artist] = [Rectangle((0, 0), 1, 1, fc=s.colour, ec="white", hatch=s.hatch) for s in systems]
+    names = [s.label for s in systems]
+    if marked:
+        handles.append(axes[0].scatter([], [], **style.PAPER))
+        names.append(style.PAPER_LABEL)
     fig.legend(
-        [Rectangle((0, 0), 1, 1, color=s.colour) for s in systems],
-        [s.label for s in systems],
+        handles,
+        names,
         loc="outside upper center",
-        ncols=min(5, len(systems)),
+        ncols=min(5, len(names)),
         frameon=False,
         handlelength=1.2,
         handleheight=0.8,
@@ -50,27 +59,18 @@ def _draw(rows: pd.DataFrame) -> Figure:
     return fig
 
 
-def means(panel: pd.DataFrame) -> pd.DataFrame:
-    """Columns system, label, mean, error (standard error over prompts, ms); label AVG is the mean of the
-    others, its error propagated from theirs."""
-    prompts = panel.groupby(["system", "label", "prompt_id"])["tpot_ms"].mean()
-    table = prompts.groupby(["system", "label"]).agg(["mean", "sem"]).rename(columns={"sem": "error"}).reset_index()
-    average = table.groupby("system").agg(
-        mean=("mean", "mean"), error=("error", lambda e: float(np.sqrt((e**2).sum()) / len(e)))
-    )
-    return pd.concat([table, average.assign(label="AVG").reset_index()], ignore_index=True)
-
-
-def _panel(axis: Axes, panel: pd.DataFrame, systems: list[style.SystemStyle], labels: list[str]) -> None:
-    table = means(panel).set_index(["system", "label"])
+def _panel(axis: Axes, panel: pd.DataFrame, systems: list[style.SystemStyle], labels: list[str]) -> bool:
+    """Returns whether the paper's averages were marked: it states them for this model and memory setting."""
+    table = stats.means(panel, ["system"]).set_index(["system", "label"])
     width = 0.84 / max(1, len(systems))
     top = ceiling(table)
+    marked = False
     axis.axvspan(len(labels) - 1.5, len(labels) - 0.5, color="#f2f2f2", zorder=0)
     for number, system in enumerate(systems):
         at = np.arange(len(labels)) + (number - (len(systems) - 1) / 2) * width
         own = np.array([table["mean"].get((system.system, x), np.nan) for x in labels], dtype=float)
         errors = np.array([table["error"].get((system.system, x), 0.0) for x in labels], dtype=float)
-        axis.bar(at, own, width * 0.94, color=system.colour, edgecolor="white", linewidth=0.3)
+        axis.bar(at, own, width * 0.94, color=system.colour, edgecolor="white", linewidth=0.3, hatch=system.hatch)
         axis.errorbar(at, own, yerr=np.nan_to_num(errors), fmt="none", ecolor="#222222", elinewidth=0.7, capsize=1.5)
         for x, value, error in zip(at, own, np.nan_to_num(errors), strict=True):
             if value > top:
@@ -79,11 +79,18 @@ def _panel(axis: Axes, panel: pd.DataFrame, systems: list[style.SystemStyle], la
                 _note(axis, x, value + error, f"{value:.3g}", "black", "bottom")
         if not np.isfinite(own).any():
             _note(axis, at[-1], 0, "n/a", system.colour, "bottom", rotation=90)
+        stated = paper.value(
+            "tpot_ms", model=panel["model"].iloc[0], memory=panel["memory"].iloc[0], system=system.system
+        )
+        if stated is not None and stated <= top:
+            axis.scatter([at[-1]], [stated], **style.PAPER)
+            marked = True
     axis.set_xlim(-0.5, len(labels) - 0.5)
     axis.set_xticks(range(len(labels)), labels)
     axis.tick_params(axis="x", length=0)
     axis.set_ylim(0, top)
     axis.set_ylabel("TPOT (ms)")
+    return marked
 
 
 def ceiling(table: pd.DataFrame) -> float:

@@ -40,13 +40,13 @@ def with_systems(rows: pd.DataFrame, systems: Path) -> pd.DataFrame:
     return rows.merge(looks, on="system", how="left")
 
 
-def check_one_workload(rows: pd.DataFrame) -> None:
-    """SystemExit with one line when the rows of a figure mix workloads, or a system's depths or variants."""
-    if "system_figure" in rows:
-        rows = rows[rows["system_figure"].fillna(True).astype(bool)]
-    mixed = [c for c in WORKLOAD if rows[c].nunique() > 1]
+def check_one_workload(rows: pd.DataFrame, free: Sequence[str] = ()) -> None:
+    """SystemExit with one line when the rows of a figure mix workloads, or a system's depths or variants. free:
+    columns that the figure's own axis may vary."""
+    rows = style.shown(rows)
+    mixed = [c for c in WORKLOAD if rows[c].nunique() > 1 and c not in free]
     each = rows.groupby(["system", "model", "memory"])[["K", "variant"]].nunique().max()
-    mixed += [c for c in each.index if each[c] > 1]
+    mixed += [c for c in each.index if each[c] > 1 and c not in free]
     if mixed:
         values = ", ".join(str(v) for v in rows[mixed[0]].unique())
         raise SystemExit(f"error: rows differ in {mixed[0]} ({values}); choose with --where {mixed[0]}=VALUE")
@@ -64,14 +64,20 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
-def main(draw: Callable[[pd.DataFrame], Figure], name: str, arguments: Sequence[str] | None = None) -> None:
-    """The command line of every figure module."""
+def main(
+    draw: Callable[[pd.DataFrame], Figure],
+    name: str,
+    arguments: Sequence[str] | None = None,
+    *,
+    free: Sequence[str] = (),
+) -> None:
+    """The command line of every figure module that draws records. free: columns that may vary."""
     parser = argparse.ArgumentParser(prog=f"python -m figures.{name}")
     parser.add_argument("--records", type=Path, default=Path("outputs/main-run/records.csv"))
     parser.add_argument("--out", type=Path, default=Path("outputs/main-run/figures"), help="folder for PNG and PDF")
     parser.add_argument("--where", action="append", default=[], metavar="COLUMN=VALUE")
     options = parser.parse_args(arguments)
     rows = read_records(options.records, options.where)
-    check_one_workload(rows)
+    check_one_workload(rows, free)
     for path in save(draw(rows), options.out, name):
         print(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -12,6 +13,19 @@ from matplotlib.figure import Figure
 LABELS = ("GK", "WT", "HE", "GP", "C4", "AVG")
 WATERMARK = "CPU run: checks behaviour, not GPU performance"
 FALLBACK = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
+DATASET_COLOURS = dict(zip(LABELS, ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000"), strict=True))
+MODELS = {
+    "deepseek_v2_lite": "DeepSeek-V2-Lite",
+    "qwen15_moe": "Qwen1.5-MoE",
+    "phi35_moe": "Phi-3.5-MoE",
+    "deepseek_v2_mini": "DeepSeek-V2 mini",
+    "qwen2_moe_mini": "Qwen2-MoE mini",
+    "phimoe_mini": "PhiMoE mini",
+}
+MEMORIES = ("high", "wide", "low", "tight")
+PAPER = {"marker": "D", "s": 15, "facecolors": "white", "edgecolors": "black", "linewidths": 0.8, "zorder": 5}
+PAPER_LABEL = "paper (A100 40 GB, PCIe 4.0)"
+HIT, MISS, WAIT, QUIET = "#009E73", "#D55E00", "#E69F00", "#999999"
 COLUMN_WIDTH_IN, TEXT_WIDTH_IN = 3.4, 7.0
 
 RC = {
@@ -39,6 +53,7 @@ class SystemStyle(NamedTuple):
     system: str
     label: str
     colour: str
+    hatch: str = ""
 
 
 def look() -> AbstractContextManager[None]:
@@ -56,17 +71,39 @@ def systems(rows: pd.DataFrame) -> list[SystemStyle]:
     for number, name in enumerate(names):
         if _of(table, name, "system_figure", True):
             colour = _of(table, name, "system_colour", FALLBACK[number % len(FALLBACK)])
-            styles.append(SystemStyle(name, _of(table, name, "system_label", name), colour))
+            label = str(_of(table, name, "system_label", name))
+            dummy = "weights" in rows and (rows.loc[rows["system"] == name, "weights"] == "dummy").all()
+            label = f"{label} (dummy weights)" if dummy else label
+            styles.append(SystemStyle(name, label, colour, "////" if dummy else ""))
     return styles
+
+
+def shown(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the systems that belong in a figure."""
+    return rows[rows["system_figure"].fillna(True).astype(bool)] if "system_figure" in rows else rows
+
+
+def model_label(model: str) -> str:
+    return MODELS.get(model, model)
+
+
+def models(rows: pd.DataFrame) -> list[str]:
+    """The models of rows in their fixed order, unknown ones last."""
+    return [m for m in MODELS if m in set(rows["model"])] + sorted(set(rows["model"]) - set(MODELS))
+
+
+def memories(rows: pd.DataFrame) -> list[str]:
+    """The memory settings of rows in their fixed order, unknown ones last."""
+    return [m for m in MEMORIES if m in set(rows["memory"])] + sorted(set(rows["memory"]) - set(MEMORIES))
 
 
 def caption(rows: pd.DataFrame) -> str:
     """n, weights kind, link and device of the rows shown."""
     n = rows.groupby(["model", "memory", "system"])["prompt_id"].nunique()
-    prompts = str(n.min()) if n.min() == n.max() else f"{n.min()}-{n.max()}"
     rates = sorted({_rate(r.link, r.link_rate_bytes_per_s) for r in rows.itertuples()})
     shown = {
-        "prompts per system": prompts,
+        "prompts per system": _span(n),
+        "repeats": _span(rows["repeat"].groupby(rows["config_hash"]).nunique()) if "repeat" in rows else "1",
         "prefix": f"{_span(rows['prefix_len'])} tokens",
         "new tokens": _span(rows["new_tokens"]),
         "batch": _span(rows["B"]),
@@ -79,16 +116,21 @@ def caption(rows: pd.DataFrame) -> str:
 
 def finish(figure: Figure, rows: pd.DataFrame) -> None:
     """Caption below, and on a CPU the watermark across."""
-    figure.text(0.5, 0.012, caption(rows), ha="center", va="bottom", fontsize=6.8, color="#444444")
-    if (rows["device"] == "cpu").any():
-        size = 5.2 * figure.get_figwidth() ** 0.62
+    stamp(figure, caption(rows), bool((rows["device"] == "cpu").any()))
+
+
+def stamp(figure: Figure, text: str, cpu: bool) -> None:
+    """`text` below the axes, wrapped to the figure's width; cpu: the watermark across."""
+    lines = textwrap.wrap(text, round(24 * figure.get_figwidth()))
+    figure.supxlabel("\n".join(lines), fontsize=6.3, color="#444444", linespacing=1.25)
+    if cpu:
         figure.text(
             0.5,
             0.5,
             WATERMARK,
             ha="center",
             va="center",
-            fontsize=size,
+            fontsize=5.2 * figure.get_figwidth() ** 0.62,
             color="#aa0000",
             alpha=0.22,
             rotation=12,

@@ -1,0 +1,8 @@
+"""python -m figures --results DIR --out DIR"""
+
+import sys
+
+from figures.redraw import main
+
+if __name__ == "__main__":
+    sys.exit(main())

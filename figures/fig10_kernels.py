@@ -1,0 +1,81 @@
+"""Figure 10: INT4 kernels against FP16, on large dense shapes and on narrow expert shapes.
+
+python -m figures.fig10_kernels --kernels results/h200/kernels.csv --out outputs/figures
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+
+from figures import kernels, lines, style
+
+NAME = "fig10_kernels"
+
+
+def needed(rows: pd.DataFrame) -> pd.DataFrame:
+    """Timed rows of dense and expert shapes."""
+    rows = kernels.timed(rows)
+    return rows[rows["kind"].isin(["dense", "expert"])]
+
+
+def figure(rows: pd.DataFrame) -> Figure:
+    """rows: kernels.csv. One panel per shape, dense ones first: time of a call in microseconds against the number of
+    tokens, both logarithmic. Where FP16 was timed, the INT4 backend's best and worst speedup is written above."""
+    with style.look():
+        rows = needed(rows)
+        table = kernels.spread(rows)
+        shapes = sorted(table["shape"].unique(), key=lambda s: (not s.startswith("dense"), s))
+        columns = min(3, len(shapes))
+        high = -(-len(shapes) // columns)
+        size = (min(style.TEXT_WIDTH_IN, 1.1 + 2.3 * columns), 0.85 + 2.0 * high)
+        fig = Figure(figsize=size, layout="constrained")
+        axes = fig.subplots(high, columns, squeeze=False).ravel()
+        for axis in axes[len(shapes) :]:
+            axis.set_visible(False)
+        for axis, shape in zip(axes, shapes, strict=False):
+            own = table[table["shape"] == shape]
+            for (backend, variant), line in own.groupby(["backend", "variant"], sort=True):
+                line = line.sort_values("tokens")
+                name = kernels.label(backend) + (f" ({variant})" if variant else "")
+                axis.errorbar(
+                    line["tokens"],
+                    line["us"],
+                    line["error"],
+                    color=kernels.colour(backend),
+                    marker=kernels.MARKERS.get(backend, "v"),
+                    ls="--" if variant == "unfused" else "-",
+                    ms=3.5,
+                    lw=1.3,
+                    capsize=2,
+                    label=name,
+                )
+            axis.set_xscale("log", base=2)
+            axis.set_yscale("log")
+            ticks = sorted(own["tokens"].unique())
+            axis.set_xticks(ticks, [f"{t:g}" for t in ticks], minor=False)
+            axis.minorticks_off()
+            low, top = own["us"].min(), own["us"].max()
+            axis.set_ylim(low / 1.3, top * 1.3)
+            marks = np.unique([float(f"{v:.2g}") for v in np.geomspace(low, top, 4)])
+            axis.set_yticks(marks, [f"{v:g}" for v in marks])
+            axis.set_title(_title(own, shape), loc="left")
+            axis.set_xlabel("tokens")
+        for axis in axes[::columns]:
+            axis.set_ylabel("time (µs)")
+        lines.legend(fig, axes[: len(shapes)], 4)
+        kernels.stamp(fig, rows, "time of one call; dense shapes with 64 tokens or more stand for prefill")
+        return fig
+
+
+def _title(own: pd.DataFrame, shape: str) -> str:
+    times = own.groupby(["backend", "tokens"])["us"].min().unstack("backend")
+    if not {"fp16", "marlin"} <= set(times):
+        return shape
+    gain = (times["fp16"] / times["marlin"]).dropna()
+    return f"{shape}\nMarlin {gain.min():.2f}-{gain.max():.2f}x FP16" if len(gain) else shape
+
+
+if __name__ == "__main__":
+    kernels.main(figure, NAME)

@@ -1,0 +1,222 @@
+"""Every figure and table that a results folder has data for.
+
+python -m figures --results results/h200 --out outputs/figures
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from figures import (
+    ablation,
+    fig07_depth,
+    fig08_iteration,
+    fig09_timeline,
+    fig10_kernels,
+    fig11_draft_throughput,
+    fig12_verification,
+    fig13_routing,
+    fig14_tpot,
+    fig15_batch,
+    fig16_working_set,
+    io,
+    memory,
+    prefix,
+    results,
+    sweeps,
+    table2_models,
+    table3_batch32,
+    traces,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Drawing(NamedTuple):
+    """One figure to draw: its file name without suffix, and what draws it."""
+
+    name: str
+    draw: Callable[[], Figure]
+
+
+class Outcome(NamedTuple):
+    """A figure drawn (paths) or not (missing: what there is no data of)."""
+
+    figure: str
+    name: str
+    paths: list[Path]
+    missing: str
+
+
+Plan = Callable[[results.Results], list[Drawing]]
+
+
+def _records(name: str, draw: Callable[[pd.DataFrame], Figure], sweep: str, free: str | None) -> Plan:
+    def plan(found: results.Results) -> list[Drawing]:
+        rows = gather(found, sweep)
+        blocks = sweeps.settings(rows, free) if len(rows) else iter(())
+        return [Drawing(name + suffix, lambda block=block: draw(block)) for suffix, block in blocks]
+
+    return plan
+
+
+def gather(found: results.Results, sweep: str) -> pd.DataFrame:
+    """The rows of a sweep from every folder of records; a request measured in two folders counts once. Main rows: of
+    folders of their own if there are any, else those that other sweeps hold at B = 1 and the shortest prefix."""
+    blocks = [sweeps.SWEEPS[sweep](rows) for rows in found.records.values()]
+    blocks = [b for b in blocks if len(b)]
+    if sweep == "main" and not any((b["system"] == sweeps.MAIN).any() for b in blocks):
+        blocks = [b for rows in found.records.values() if len(b := sweeps.one_workload(rows))]
+    if not blocks:
+        return pd.DataFrame()
+    return pd.concat(blocks, ignore_index=True).drop_duplicates(["config_hash", "prompt_id", "repeat"], keep="last")
+
+
+def _kernels(name: str, draw: Callable[[pd.DataFrame], Figure], needed: Callable[[pd.DataFrame], pd.DataFrame]) -> Plan:
+    def plan(found: results.Results) -> list[Drawing]:
+        return list(_by_device(name, draw, needed(found.tables["kernels"])))
+
+    return plan
+
+
+def _routing(found: results.Results) -> list[Drawing]:
+    return list(_by_device(fig13_routing.NAME, fig13_routing.figure, found.tables["routing"]))
+
+
+def _by_device(name: str, draw: Callable[[pd.DataFrame], Figure], rows: pd.DataFrame) -> Iterator[Drawing]:
+    blocks = list(rows.groupby(["device", "weights"]))
+    for (device, weights), block in blocks:
+        suffix = f"-{device}-{weights}" if len(blocks) > 1 else ""
+        yield Drawing(name + suffix, lambda block=block: draw(block))
+
+
+def _traces(name: str, draw: Callable[..., Figure], orders: Sequence[str]) -> Plan:
+    def plan(found: results.Results) -> list[Drawing]:
+        folders = sorted({p.parent for p in found.traces})
+        folders = [f for f in folders if all((f / f"{o}.json").exists() for o in orders)]
+        drawings = []
+        for number, folder in enumerate(folders):
+            paths = [folder / f"{o}.json" for o in orders]
+            suffix = f"-{folder.parent.name}" if number else ""
+            drawings.append(Drawing(name + suffix, lambda paths=paths: draw(*(traces.events(p) for p in paths))))
+        return drawings
+
+    return plan
+
+
+def _models(found: results.Results) -> list[Drawing]:
+    rows = table2_models.models(ROOT / "conf" / "model")
+    return [Drawing(table2_models.NAME, lambda: table2_models.figure(rows))] if len(rows) else []
+
+
+def _working_set(found: results.Results) -> list[Drawing]:
+    rows = gather(found, "batch")
+    blocks = [(s, b) for s, b in sweeps.settings(rows, "B")] if len(rows) else []
+    return [
+        Drawing(fig16_working_set.NAME + suffix, lambda block=block: fig16_working_set.figure(block))
+        for suffix, block in blocks
+        if len(fig16_working_set.working_set(block))
+    ]
+
+
+FIGURES: dict[str, tuple[Plan, str]] = {
+    fig07_depth.NAME: (
+        _records(fig07_depth.NAME, fig07_depth.figure, "depth", None),
+        "records of Specter at three or more depths (python run.py sweep=depth)",
+    ),
+    fig08_iteration.NAME: (
+        _traces(fig08_iteration.NAME, fig08_iteration.figure, ["expertwise"]),
+        "traces/expertwise.json (python -m scripts.record_traces)",
+    ),
+    fig09_timeline.NAME: (
+        _traces(fig09_timeline.NAME, fig09_timeline.figure, ["expertwise"]),
+        "traces/expertwise.json (python -m scripts.record_traces)",
+    ),
+    fig10_kernels.NAME: (
+        _kernels(fig10_kernels.NAME, fig10_kernels.figure, fig10_kernels.needed),
+        "kernels.csv with dense or expert shapes (a GPU bench)",
+    ),
+    fig11_draft_throughput.NAME: (
+        _kernels(fig11_draft_throughput.NAME, fig11_draft_throughput.figure, fig11_draft_throughput.needed),
+        "kernels.csv with fused and unfused moe shapes (a GPU bench)",
+    ),
+    fig12_verification.NAME: (
+        _traces(fig12_verification.NAME, fig12_verification.figure, fig12_verification.ORDERS),
+        "traces/expertwise.json and tokenwise.json (python -m scripts.record_traces)",
+    ),
+    fig13_routing.NAME: (_routing, "routing.csv (python run.py sweep=routing)"),
+    fig14_tpot.NAME: (
+        _records(fig14_tpot.NAME, fig14_tpot.figure, "main", None),
+        "records of two or more systems at one workload (python run.py)",
+    ),
+    fig15_batch.NAME: (
+        _records(fig15_batch.NAME, fig15_batch.figure, "batch", "B"),
+        "records at two or more batch sizes (python run.py sweep=batch)",
+    ),
+    fig16_working_set.NAME: (_working_set, "records of Specter at two or more batch sizes (python run.py sweep=batch)"),
+    table2_models.NAME: (_models, "conf/model"),
+    table3_batch32.NAME: (
+        _records(table3_batch32.NAME, table3_batch32.figure, "batch", "B"),
+        "records at two or more batch sizes (python run.py sweep=batch)",
+    ),
+    ablation.NAME: (
+        _records(ablation.NAME, ablation.figure, "ablation", None),
+        "records of Specter in three or more variants (python run.py sweep=ablation)",
+    ),
+    memory.NAME: (
+        _records(memory.NAME, memory.figure, "memory", None),
+        "records at three or more budgets (python run.py sweep=memory)",
+    ),
+    prefix.NAME: (
+        _records(prefix.NAME, prefix.figure, "prefix", "prefix_len"),
+        "records at three or more prefix lengths (python run.py sweep=prefix)",
+    ),
+}
+
+
+def redraw(found: results.Results, out: Path, names: Sequence[str] = ()) -> Iterator[Outcome]:
+    """Draws into out as PNG and PDF, one outcome per file drawn, or one that says what a figure misses; `names`: only
+    these figures. figures.json in out lists what was drawn."""
+    drawn = []
+    for figure, (plan, needs) in FIGURES.items():
+        if names and figure not in names:
+            continue
+        drawings = plan(found)
+        if not drawings:
+            yield Outcome(figure, figure, [], needs)
+        for drawing in drawings:
+            outcome = Outcome(figure, drawing.name, io.save(drawing.draw(), out, drawing.name), "")
+            drawn.append({"figure": figure, "name": drawing.name, "files": [p.name for p in outcome.paths]})
+            yield outcome
+    out.mkdir(parents=True, exist_ok=True)
+    temporary = out / "figures.json.tmp"
+    temporary.write_text(json.dumps(drawn, indent=1) + "\n")
+    temporary.replace(out / "figures.json")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """One line per figure; exit code 0, 2 when the results folder does not exist."""
+    parser = argparse.ArgumentParser(prog="python -m figures", description=__doc__.splitlines()[0])
+    parser.add_argument("--results", type=Path, required=True, help="folder with records.csv and other tables below it")
+    parser.add_argument("--out", type=Path, default=Path("outputs/figures"), help="folder for PNG and PDF")
+    parser.add_argument("--only", action="append", default=[], choices=list(FIGURES), help="draw only this one")
+    options = parser.parse_args(arguments)
+    found = results.read(options.results)
+    for problem in found.problems:
+        print(f"skipped  {problem}")
+    count = 0
+    for outcome in redraw(found, options.out, options.only):
+        count += bool(outcome.paths)
+        if outcome.paths:
+            print(f"drawn    {outcome.name}: {outcome.paths[0]}")
+        else:
+            print(f"missing  {outcome.name}: {outcome.missing}")
+    print(json.dumps({"drawn": count, "out": str(options.out)}))
+    return 0

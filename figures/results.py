@@ -1,0 +1,118 @@
+"""What a results folder holds: records of any number of runs, kernel and routing benches, aims, timings, traces.
+
+DIR/**/records.csv   one row per request (harness/columns.py), with systems.csv and environment.json beside it
+DIR/**/kernels.csv   one row per timed kernel            KERNELS
+DIR/**/routing.csv   one row per routing statistic       ROUTING
+DIR/**/aims.csv      one row per aim of the project      AIMS
+DIR/**/timings.csv   one row per timed command           TIMINGS
+DIR/**/traces/*.json Chrome traces (scripts/record_traces.py)
+
+Columns beyond those named are kept and ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from figures.io import with_systems
+
+KERNELS = {
+    "shape": "what is multiplied: 'dense INxOUT', 'expert INxOUT' (one expert's matrix) or 'moe MODEL' (the routed "
+    "experts of one layer)",
+    "tokens": "rows of the input; a dense shape with 64 or more stands for prefill, below for decoding",
+    "backend": "fp16 | marlin | specter (other names are drawn too)",
+    "variant": "fused | unfused for 'moe' shapes, else free",
+    "launches": "kernel launches per call",
+    "us": "device time of one call, microseconds; empty when it failed",
+    "tb_per_s": "bytes of weights and activations over that time, 1e12 bytes/s",
+    "share_of_ceiling": "tb_per_s over the measured copy or read ceiling",
+    "device": "cuda | cpu",
+    "weights": "weights kind (random weights: synthetic)",
+    "reason": "why it failed, else empty",
+}
+ROUTING = {
+    "model": "name in conf/model",
+    "weights": "weights kind",
+    "device": "cuda | cpu",
+    "kind": "distinct: distinct experts of a window; divergence: Jensen-Shannon divergence (base 2) of two routing "
+    "distributions",
+    "dataset": "label GK, WT, HE, GP, C4",
+    "other": "divergence: the second dataset's label; the same label means two halves of one dataset",
+    "layer": "MoE layer, or empty for the mean over layers",
+    "window": "distinct: tokens per window; divergence: empty",
+    "value": "the statistic",
+}
+AIMS = {
+    "aim": "what is aimed at",
+    "value": "measured",
+    "unit": "of value and target",
+    "target": "aimed at, e.g. >= 0.7",
+    "met": "true | false",
+    "git_commit": "of the measurement",
+}
+TIMINGS = {
+    "sweep": "main | depth | prefix | ...",
+    "minutes": "wall time, model loading included",
+    "model": "name in conf/model",
+    "weights": "weights kind",
+    "link": "name in conf/link",
+    "device": "cuda | cpu",
+    "git_commit": "of the measurement",
+}
+TABLES = {"kernels": KERNELS, "routing": ROUTING, "aims": AIMS, "timings": TIMINGS}
+
+
+@dataclass(slots=True)
+class Results:
+    """records: folder (relative) -> its rows. Tables are empty frames with their columns where no file is.
+    problems: one line per file that cannot be used."""
+
+    folder: Path
+    records: dict[str, pd.DataFrame] = field(default_factory=dict)
+    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
+    traces: list[Path] = field(default_factory=list)
+    environments: dict[str, dict] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def all_records(self) -> pd.DataFrame:
+        return pd.concat(list(self.records.values()), ignore_index=True) if self.records else pd.DataFrame()
+
+
+def read(folder: Path) -> Results:
+    """Everything below folder. SystemExit with one line when the folder does not exist."""
+    if not folder.is_dir():
+        raise SystemExit(f"error: {folder} does not exist; a run writes one (python run.py), or name another folder")
+    results = Results(folder, traces=sorted(folder.glob("**/traces/*.json")))
+    for path in sorted(folder.glob("**/records.csv")):
+        rows = _table(path, ("config_hash", "prompt_id", "repeat", "system", "status"), results.problems)
+        if len(rows):
+            rows = rows.drop_duplicates(["config_hash", "prompt_id", "repeat"], keep="last").reset_index(drop=True)
+            results.records[_name(path, folder)] = with_systems(rows, path.with_name("systems.csv"))
+    for name, columns in TABLES.items():
+        found = [_table(p, tuple(columns), results.problems) for p in sorted(folder.glob(f"**/{name}.csv"))]
+        filled = [table for table in found if len(table)]
+        results.tables[name] = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(columns))
+    for path in sorted(folder.glob("**/environment.json")):
+        results.environments[_name(path, folder)] = json.loads(path.read_text())
+    return results
+
+
+def _name(path: Path, folder: Path) -> str:
+    return str(path.parent.relative_to(folder))
+
+
+def _table(path: Path, needed: tuple[str, ...], problems: list[str]) -> pd.DataFrame:
+    try:
+        table = pd.read_csv(path)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        problems.append(f"{path} cannot be read: {' '.join(str(error).split())}")
+        return pd.DataFrame()
+    missing = [column for column in needed if column not in table]
+    if missing:
+        problems.append(f"{path} has no column {', '.join(missing)}; figures/results.py says what it must hold")
+        return pd.DataFrame()
+    return table
