@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from specter_core.errors import UserError
 
-VERIFY_ORDERS = ("expertwise", "tokenwise")
+VERIFY_ORDERS = ("expertwise", "tokenwise", "microbatches")
 EVICTIONS = ("count_then_recency", "lru")
 VARIANTS = ("default", "paper")
 
@@ -17,6 +17,9 @@ class EngineOptions:
 
     depth: K, draft tokens per window; 0 is plain autoregressive decoding.
     initial_chunk_tokens: b_1, draft tokens before the first prefetch plan.
+    verify: expert by expert for all rows, row by row, or expert by expert for one half of the batch after the other.
+    shared_kv, shared_weights: the draft has no KV, no attention, embeddings … of its own. Without shared_weights the
+    memory for a second copy is set aside; the numbers are the same, so computation goes on with the one copy.
     prefetch_under_verify: planned loads go on underneath verification, and the last draft tokens are planned for too.
     uniform_slots: the same M in every layer and no staging slots; otherwise one pool, remainder to the first layers.
     staging_slots: slots shared by all layers, used by misses of a layer whose own slots are all needed.
@@ -31,6 +34,7 @@ class EngineOptions:
     hit_first: bool = True
     verify: str = "expertwise"
     shared_kv: bool = True
+    shared_weights: bool = True
     prefetch_under_verify: bool = True
     uniform_slots: bool = False
     staging_slots: int = 2
@@ -58,6 +62,7 @@ class EngineOptions:
             hit_first=True,
             verify="expertwise",
             shared_kv=True,
+            shared_weights=True,
             prefetch_under_verify=False,
             uniform_slots=True,
             staging_slots=0,

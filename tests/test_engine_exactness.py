@@ -68,6 +68,8 @@ def test_greedy_tokens_equal_the_targets_at_any_depth_slots_and_batch(
         {"fused_kernel": False},
         {"hit_first": False},
         {"verify": "tokenwise"},
+        {"verify": "microbatches"},
+        {"shared_weights": False},
         {"shared_kv": False},
         {"prefetch_under_verify": False},
         {"uniform_slots": True, "staging_slots": 0},

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from specter_core.memory.eviction import count_then_recency
+from specter_core.memory.eviction import EvictionPolicy, count_then_recency
 from specter_core.memory.expert_cache import CacheView, SlotState
 from specter_core.types import ExpertKey
 
@@ -67,11 +67,24 @@ class _LayerPlan:
     remaining: int = 0
 
 
-class PrefetchPlanner:
-    """Plans from its arguments alone; the only thing it remembers is the window's depth."""
+class Planner(Protocol):
+    """When the ELB is read and what is then loaded; `PrefetchPlanner` is Specter's."""
 
-    def __init__(self, initial_chunk_tokens: int) -> None:
+    depth: int
+
+    def begin_window(self, depth: int) -> int: ...
+    def plan(
+        self, counters: Tensor, cache: CacheView, queued: Sequence[ExpertKey], timings: Timings, drafted: int
+    ) -> PrefetchPlan: ...
+
+
+class PrefetchPlanner:
+    """Plans from its arguments alone; the only thing it remembers is the window's depth. policy: which resident
+    expert outside the plan goes first."""
+
+    def __init__(self, initial_chunk_tokens: int, policy: EvictionPolicy = count_then_recency) -> None:
         assert initial_chunk_tokens >= 1, initial_chunk_tokens
+        self._policy = policy
         self.initial_chunk_tokens = initial_chunk_tokens
         self.depth = 0
 
@@ -96,7 +109,8 @@ class PrefetchPlanner:
         """
         assert counters.shape[0] == len(cache.slots_per_layer), (counters.shape, cache.slots_per_layer)
         pending = frozenset(queued)
-        layers = [_plan_layer(layer, counts, cache, pending) for layer, counts in enumerate(counters.tolist())]
+        counts = enumerate(counters.tolist())
+        layers = [_plan_layer(layer, row, cache, pending, self._policy) for layer, row in counts]
         order = tuple(key for plan in layers for key in plan.order)
         remaining = sum(plan.remaining for plan in layers)
         next_boundary = drafted + self._chunk_tokens(len(order), timings, drafted)
@@ -125,7 +139,9 @@ def top_experts(counts: Sequence[int], slots: int) -> list[int]:
     return sorted(drafted, key=lambda expert: (-counts[expert], expert))[:slots]
 
 
-def _plan_layer(layer: int, counts: list[int], cache: CacheView, queued: Collection[ExpertKey]) -> _LayerPlan:
+def _plan_layer(
+    layer: int, counts: list[int], cache: CacheView, queued: Collection[ExpertKey], policy: EvictionPolicy
+) -> _LayerPlan:
     slots = cache.layer_slots(layer)
     ranking = top_experts(counts, len(slots))
     wanted = {ExpertKey(layer, expert) for expert in ranking}
@@ -151,7 +167,7 @@ def _plan_layer(layer: int, counts: list[int], cache: CacheView, queued: Collect
         elif content in wanted:
             held.add(content)
         elif evictable:
-            victims.append((count_then_recency(counts[content.expert], recency), slot, content))
+            victims.append((policy(counts[content.expert], recency), slot, content))
 
     plan.remaining = len(slots) - len(held)
     places = [(slot, None) for slot in free] + [(slot, key) for _, slot, key in sorted(victims)]

@@ -10,7 +10,7 @@ from torch import Tensor
 from specter_core.memory.expert_cache import SlotState
 from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.memory.link import Priority, Transfer
-from specter_core.prefetch.planner import Phase, PrefetchPlan, PrefetchPlanner, Timings
+from specter_core.prefetch.planner import Phase, Planner, PrefetchPlan, Timings
 from specter_core.types import ExpertKey
 
 
@@ -39,7 +39,7 @@ class Prefetcher:
     under_verify: planned loads go on underneath verification; otherwise they end with drafting (paper).
     """
 
-    def __init__(self, planner: PrefetchPlanner, loader: ExpertLoader, *, under_verify: bool = True) -> None:
+    def __init__(self, planner: Planner, loader: ExpertLoader, *, under_verify: bool = True) -> None:
         self.planner = planner
         self.loader = loader
         self.under_verify = under_verify
