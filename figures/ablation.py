@@ -15,6 +15,15 @@ from figures import stats, style, sweeps
 NAME = "ablation"
 FREE = ("variant",)
 BASE = "default"
+VARIANT_LABELS = {
+    "default": "Specter",
+    "paper": "paper's switches",
+    "tokenwise": "token-wise order",
+    "no_expertwise": "token-wise order",
+    "private_kv": "private KV",
+    "no_shared_kv": "private KV",
+    "no_graphs": "no CUDA graphs",
+}
 
 
 def relative(panel: pd.DataFrame) -> pd.DataFrame:
@@ -81,7 +90,7 @@ def _panel(axis: Axes, panel: pd.DataFrame) -> None:
 
 
 def variant_label(variant: str) -> str:
-    return "Specter" if variant == BASE else variant.replace("_", " ")
+    return VARIANT_LABELS.get(variant, variant.replace("_", " "))
 
 
 if __name__ == "__main__":

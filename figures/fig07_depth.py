@@ -102,7 +102,8 @@ def _panel(axis: Axes, panel: pd.DataFrame, chosen: int) -> None:
     note = f"K = {chosen}"
     if len(rate) and 0 < rate.iloc[0] < 1:
         note = f"a = {rate.iloc[0]:.3f}, E[A] = {rate.iloc[0] / (1 - rate.iloc[0]):.1f}, " + note
-    axis.text(0.5, 0.97, note, transform=axis.transAxes, ha="center", va="top", fontsize=7)
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.2}
+    axis.text(0.5, 0.975, note, transform=axis.transAxes, ha="center", va="top", fontsize=6.8, bbox=box, zorder=6)
     low, high = axis.get_ylim()
     axis.set_ylim(low, high + 0.14 * (high - low))
     axis.set_xticks(range(len(depths)), [str(k) for k in depths])

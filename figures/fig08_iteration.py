@@ -34,7 +34,7 @@ def _draw(table: pd.DataFrame) -> Figure:
     steps = own[own["name"] == "draft step"]
     traces.bars(axis, steps, 2, traces.COLOURS["draft"])
     for step in steps.itertuples():
-        if step.ms > 0.012 * (end - start):
+        if step.ms > 0.019 * (end - start):
             axis.text(
                 step.start_ms + step.ms / 2, 2, f"$d_{{{int(step.token)}}}$", ha="center", va="center", fontsize=6
             )
@@ -58,7 +58,7 @@ def _draw(table: pd.DataFrame) -> Figure:
             committed += c["committed"]
             kind = "bonus" if c["accepted"] == c["drafted"] else "corrected"
             text = f"accepts {c['accepted']} of {c['drafted']}\n+ 1 {kind} token\n{committed} tokens committed"
-            axis.text((window.verify_ms + window.end_ms) / 2 - start, 0, text, ha="center", va="center", fontsize=6.5)
+            axis.text((window.start_ms + window.end_ms) / 2 - start, 0, text, ha="center", va="center", fontsize=6.5)
     axis.set_yticks([2, 1, 0], ["draft", "verify", "commit"])
     axis.set_ylim(-0.6, 2.6)
     axis.set_xlim(0, (end - start) * 1.005)

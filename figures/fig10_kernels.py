@@ -27,7 +27,7 @@ def figure(rows: pd.DataFrame) -> Figure:
         rows = needed(rows)
         table = kernels.spread(rows)
         shapes = sorted(table["shape"].unique(), key=lambda s: (not s.startswith("dense"), s))
-        columns = min(3, len(shapes))
+        columns = 2 if len(shapes) in (2, 4) else min(3, len(shapes))
         high = -(-len(shapes) // columns)
         size = (min(style.TEXT_WIDTH_IN, 1.1 + 2.3 * columns), 0.85 + 2.0 * high)
         fig = Figure(figsize=size, layout="constrained")

@@ -50,7 +50,7 @@ def _draw(rows: pd.DataFrame) -> Figure:
         handles,
         names,
         loc="outside upper center",
-        ncols=min(5, len(names)),
+        ncols=min(4, len(names)) if len(names) > 5 else len(names),
         frameon=False,
         handlelength=1.2,
         handleheight=0.8,
@@ -72,19 +72,23 @@ def _panel(axis: Axes, panel: pd.DataFrame, systems: list[style.SystemStyle], la
         errors = np.array([table["error"].get((system.system, x), 0.0) for x in labels], dtype=float)
         axis.bar(at, own, width * 0.94, color=system.colour, edgecolor="white", linewidth=0.3, hatch=system.hatch)
         axis.errorbar(at, own, yerr=np.nan_to_num(errors), fmt="none", ecolor="#222222", elinewidth=0.7, capsize=1.5)
-        for x, value, error in zip(at, own, np.nan_to_num(errors), strict=True):
-            if value > top:
-                _note(axis, x, top * 0.985, f"{value:.3g}\u2191", "white", "top", rotation=90)
-            elif x == at[-1] and np.isfinite(value):
-                _note(axis, x, value + error, f"{value:.3g}", "black", "bottom")
-        if not np.isfinite(own).any():
-            _note(axis, at[-1], 0, "n/a", system.colour, "bottom", rotation=90)
         stated = paper.value(
             "tpot_ms", model=panel["model"].iloc[0], memory=panel["memory"].iloc[0], system=system.system
         )
         if stated is not None and stated <= top:
             axis.scatter([at[-1]], [stated], **style.PAPER)
             marked = True
+        else:
+            stated = None
+        for x, value, error in zip(at, own, np.nan_to_num(errors), strict=True):
+            if value > top:
+                _note(axis, x, top * 0.985, f"{shown(value)}\u2191", "white", "top", rotation=90)
+            elif x == at[-1] and np.isfinite(value):
+                place = max(value + error, stated or 0.0)
+                lift = 1 if stated is None or stated < place * 0.9 else 4
+                _note(axis, x, place, shown(value), "black", "bottom", 90 * (len(systems) > 6), lift)
+        if not np.isfinite(own).any():
+            _note(axis, at[-1], 0, "n/a", system.colour, "bottom", rotation=90)
     axis.set_xlim(-0.5, len(labels) - 0.5)
     axis.set_xticks(range(len(labels)), labels)
     axis.tick_params(axis="x", length=0)
@@ -102,11 +106,18 @@ def ceiling(table: pd.DataFrame) -> float:
     top = tallest.iloc[-1]
     if len(tallest) > 1 and table["mean"].loc[tallest.index[-1]].min() > 3 * tallest.iloc[-2]:
         top = 1.5 * tallest.iloc[-2]
-    return float(top) * 1.16
+    return float(top) * 1.2
 
 
-def _note(axis: Axes, x: float, y: float, text: str, colour: str, anchor: str, rotation: int = 0) -> None:
-    offset = {"xytext": (0, 1 if anchor == "bottom" else -1), "textcoords": "offset points"}
+def shown(value: float) -> str:
+    """Three digits, and no exponent."""
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _note(
+    axis: Axes, x: float, y: float, text: str, colour: str, anchor: str, rotation: int = 0, lift: int = 1
+) -> None:
+    offset = {"xytext": (0, lift if anchor == "bottom" else -lift), "textcoords": "offset points"}
     axis.annotate(
         text,
         (x, y),

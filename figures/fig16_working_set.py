@@ -52,6 +52,7 @@ def _draw(rows: pd.DataFrame) -> Figure:
                 fontsize=6.5,
             )
         axis.set_ylim(0, 1.18 * (table["mean"] + table["error"].fillna(0)).max())
+        axis.set_xlim(-0.35, len(table) - 0.65)
         axis.set_title(style.model_label(model), loc="left")
         axis.set_xlabel("batch size B (requests)")
         stated = paper.value("working_set_growth", model=model)

@@ -20,11 +20,14 @@ def drawn(
 ) -> Figure:
     """head and body as text; bold: (line, column); the first `left` columns are left-aligned, repeated cells of the
     first one are shown once."""
-    lines = len(body) + 1
+    deep = max(cell.count("\n") for cell in head)  # extra lines of the head
+    lines = len(body) + 1 + deep
     fig = Figure(figsize=(style.TEXT_WIDTH_IN, 0.55 + ROW_IN * lines), layout="constrained")
     axis = fig.subplots()
     axis.set_axis_off()
-    widths = [max(len(str(row[c])) for row in [head, *body]) + 2.2 for c in range(len(head))]
+    widths = [
+        max(len(part) for row in [head, *body] for part in str(row[c]).split("\n")) + 2.5 for c in range(len(head))
+    ]
     total = sum(widths)
     starts = [sum(widths[:c]) / total for c in range(len(head))]
     for number, row in enumerate([head, *body]):
@@ -34,13 +37,15 @@ def drawn(
             to_left = column < left
             x = starts[column] if to_left else starts[column] + (widths[column] - 1) / total
             weight = "bold" if number == 0 or (number - 1, column) in bold else "normal"
-            y = 1 - (number + 0.5) / lines
+            y = 1 - (number + 0.5 + (deep if number else deep / 2)) / lines
             axis.text(x, y, cell, ha="left" if to_left else "right", va="center", fontsize=7, fontweight=weight)
-    for y, width in ((1.0, 1.0), (1 - 1 / lines, 0.6), (0.0, 1.0)):
+    for y, width in ((1.0, 1.0), (1 - (1 + deep) / lines, 0.6), (0.0, 1.0)):
         axis.plot([0, 1], [y, y], color="black", lw=width, clip_on=False)
-    changes = [n for n in range(1, len(body)) if body[n][0] != body[n - 1][0]]
+    names = [row[0] for row in body]
+    groups = len(set(names)) < len(names)  # rules only between groups of lines
+    changes = [n for n in range(1, len(body)) if groups and names[n] != names[n - 1]]
     for change in changes:
-        y = 1 - (change + 1) / lines
+        y = 1 - (change + 1 + deep) / lines
         axis.plot([0, 1], [y, y], color="#888888", lw=0.5)
     axis.set_xlim(0, 1)
     axis.set_ylim(0, 1)

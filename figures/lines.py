@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -13,9 +13,16 @@ from figures import stats, style
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 
-def grid(rows: pd.DataFrame, axis_column: str, metrics: dict[str, str], label: str, scale: str = "category") -> Figure:
+def grid(
+    rows: pd.DataFrame,
+    axis_column: str,
+    metrics: dict[str, str],
+    label: str,
+    scale: str = "category",
+    mark: Callable[[Axes, pd.DataFrame, str], None] | None = None,
+) -> Figure:
     """One row of panels per metric (column -> axis label), one column per (model, memory). scale: "category" spaces the
-    values evenly, "linear" as numbers."""
+    values evenly, "linear" as numbers. mark(axis, panel, metric) adds to a panel."""
     memory = "memory" if axis_column != "budget_bytes" else None
     panels = _panels(rows, memory)
     width = min(style.TEXT_WIDTH_IN, 1.2 + 2.6 * len(panels))
@@ -26,6 +33,8 @@ def grid(rows: pd.DataFrame, axis_column: str, metrics: dict[str, str], label: s
         for line, (metric, name) in enumerate(metrics.items()):
             axis = axes[line][column]
             curves(axis, panel, axis_column, metric, systems, scale)
+            if mark is not None:
+                mark(axis, panel, metric)
             if column == 0:
                 axis.set_ylabel(name)
             if line == 0:
@@ -85,5 +94,6 @@ def legend(fig: Figure, axes: Sequence[Axes], most: int = 4) -> None:
     for axis in axes:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
+    handles = dict(sorted(handles.items(), key=lambda item: item[0].startswith("paper")))  # the paper last
     columns = max(1, min(most, len(handles), round(fig.get_figwidth() / 1.5)))
     fig.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False)

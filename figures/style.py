@@ -121,8 +121,11 @@ def finish(figure: Figure, rows: pd.DataFrame) -> None:
 
 def stamp(figure: Figure, text: str, cpu: bool) -> None:
     """`text` below the axes, wrapped to the figure's width; cpu: the watermark across."""
-    lines = textwrap.wrap(text, round(24 * figure.get_figwidth()))
-    figure.supxlabel("\n".join(lines), fontsize=6.3, color="#444444", linespacing=1.25)
+    whole = "; ".join(part.replace(" ", "\N{NO-BREAK SPACE}") if len(part) < 30 else part for part in text.split("; "))
+    lines = textwrap.wrap(whole, round(19.5 * figure.get_figwidth()), break_on_hyphens=False)
+    figure.supxlabel(
+        "\n".join(lines).replace("\N{NO-BREAK SPACE}", " "), fontsize=6.3, color="#444444", linespacing=1.25
+    )
     if cpu:
         figure.text(
             0.5,
