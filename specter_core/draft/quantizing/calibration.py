@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from specter_core.errors import UserError
 # Fields of a JSON line that may hold its text; "text" is C4's.
 _FIELDS = ("text", "prefix", "content", "prompt")
 _READ_LIMIT_CHARACTERS = 16_000_000
+_PIECE_CHARACTERS = 100_000
 
 
 class Tokenizer(NamedTuple):
@@ -43,9 +45,7 @@ def load_tokenizer(model_dir: Path) -> Tokenizer:
         hf = AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
     except (OSError, ValueError) as error:
         first = str(error).splitlines()[0]
-        raise UserError(
-            f"{model_dir} has no tokenizer ({first}): put tokenizer.json beside the weights"
-        ) from error
+        raise UserError(f"{model_dir} has no tokenizer ({first}): put tokenizer.json beside the weights") from error
     end = () if hf.eos_token_id is None else (int(hf.eos_token_id),)
 
     def encode(text: str) -> Sequence[int]:
@@ -63,13 +63,12 @@ def load_calibration(path: Path, tokenizer: Tokenizer, samples: int, sequence_le
     """
     body = sequence_length - len(tokenizer.start)
     if samples < 1 or body < 1:
-        raise UserError(
-            f"{samples} samples of {sequence_length} tokens calibrate nothing: use 128 samples of 512"
-        )
-    stream: list[int] = []
-    for text in _texts(path):
-        stream.extend(tokenizer.encode(text))
-        stream.extend(tokenizer.separator)
+        raise UserError(f"{samples} samples of {sequence_length} tokens calibrate nothing: use 128 samples of 512")
+    stream = array("i")
+    for piece, ends in _pieces(path):
+        stream.extend(tokenizer.encode(piece))
+        if ends:
+            stream.extend(tokenizer.separator)
     blocks = len(stream) // body
     if blocks < samples:
         raise UserError(
@@ -82,7 +81,8 @@ def load_calibration(path: Path, tokenizer: Tokenizer, samples: int, sequence_le
         return Calibration(tokens, path.name, hashlib.file_digest(file, "sha256").hexdigest())
 
 
-def _texts(path: Path) -> Iterator[str]:
+def _pieces(path: Path) -> Iterator[tuple[str, bool]]:
+    """(piece of text, whether the text ends with it); pieces are whole lines and not long."""
     if not path.is_file():
         raise UserError(f"calibration file {path} does not exist: give a .txt, .jsonl or .json.gz file")
     name = path.name.removesuffix(".gz")
@@ -90,15 +90,22 @@ def _texts(path: Path) -> Iterator[str]:
     opener = gzip.open if path.suffix == ".gz" else open
     try:
         with opener(path, "rt", encoding="utf-8") as file:
-            if not name.endswith((".jsonl", ".json")):
-                yield file.read(left)
-                return
+            piece = ""
             for number, line in enumerate(file, start=1):
-                text = _text_of(line, path, number)
-                yield text[:left]
+                if name.endswith((".jsonl", ".json")):
+                    text = _text_of(line, path, number)[:left]
+                    yield text, True
+                else:
+                    text = line[:left]
+                    piece += text
+                    if len(piece) >= _PIECE_CHARACTERS:
+                        yield piece, False
+                        piece = ""
                 left -= len(text)
                 if left <= 0:
-                    return
+                    break
+            if piece:
+                yield piece, True
     except (OSError, EOFError, UnicodeDecodeError) as error:
         raise UserError(f"calibration file {path} cannot be read ({error}): fetch it again") from error
 
@@ -107,13 +114,9 @@ def _text_of(line: str, path: Path, number: int) -> str:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise UserError(
-            f"{path} line {number} is no JSON ({error}): one object per line is needed"
-        ) from error
+        raise UserError(f"{path} line {number} is no JSON ({error}): one object per line is needed") from error
     if isinstance(row, dict):
         for field in _FIELDS:
             if isinstance(row.get(field), str):
                 return str(row[field])
-    raise UserError(
-        f"{path} line {number} has none of the fields {', '.join(_FIELDS)}: rename its text field"
-    )
+    raise UserError(f"{path} line {number} has none of the fields {', '.join(_FIELDS)}: rename its text field")

@@ -61,9 +61,7 @@ class DraftWriter:
             count += 1
         return count
 
-    def write_layer(
-        self, layer: int, experts: Sequence[Sequence[Int4Matrix]], note: Mapping[str, str]
-    ) -> None:
+    def write_layer(self, layer: int, experts: Sequence[Sequence[Int4Matrix]], note: Mapping[str, str]) -> None:
         """experts[e] = (gate, up, down) of MoE layer `layer`; note is kept for the card."""
         tensors: dict[str, Tensor] = {}
         for expert, matrices in enumerate(experts):
@@ -133,6 +131,7 @@ _FORMAT = {
 def _write_tensors(path: Path, tensors: Mapping[str, Tensor], note: Mapping[str, str] | None = None) -> None:
     temporary = path.with_suffix(".tmp")
     save_file(dict(tensors), temporary, metadata={"format": "pt", **(note or {})})
+    temporary.chmod(0o644)  # safetensors leaves it to its owner alone
     temporary.replace(path)
 
 

@@ -31,9 +31,7 @@ class GptqModelQuantizer:
                 f"method gptq needs GPTQModel, which does not load here ({error}): "
                 "pip install 'specter[gptq]', or choose --method rtn"
             ) from error
-        self._config = config(
-            bits=4, group_size=GROUP, sym=True, desc_act=False, fallback=None, offload_to_disk=False
-        )
+        self._config = config(bits=4, group_size=GROUP, sym=True, desc_act=False, fallback=None, offload_to_disk=False)
         self.settings = {
             "damp_percent": self._config.damp_percent,
             "act_group_aware": self._config.act_group_aware,

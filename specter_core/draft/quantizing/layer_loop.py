@@ -35,18 +35,18 @@ class CalibrationOps(TorchOps):
 
 
 def memory_bound_bytes(config: ModelConfig, shared_bytes: int, tokens: int) -> int:
-    """Bound on what the loop allocates, besides Python, libraries and file pages that the system can drop.
+    """Bound on what the loop allocates, besides Python, the libraries and the text's tokens.
 
-    The shared tensors; four float32 copies of the hidden states (input, normed, routed sum, output); and
-    for the one expert in memory: its weights three times in float32, its routed inputs and activations if
-    every token chose it, and GPTQ's matrices of the size of the Hessian.
+    The shared tensors; three float32 copies of the hidden states (hidden, normed, routed sum) and one on its
+    way to the file; the layer's finished INT4 experts three times (codes, GPTQ tensors, file); and for the
+    one expert in memory: its weights four times in float32, its inputs and activations if every token chose
+    it, and eight matrices of the size of GPTQ's larger Hessian.
     """
     hidden, width = config.hidden, config.expert_width
     states = 4 * tokens * hidden * 4
-    expert = (
-        3 * config.expert_params * 4 + tokens * (hidden + 3 * width) * 4 + 8 * max(hidden, width) ** 2 * 4
-    )
-    return shared_bytes + states + expert
+    written = 3 * config.num_experts * config.expert_params * 17 // 32
+    expert = 4 * config.expert_params * 4 + tokens * (2 * hidden + 3 * width) * 4
+    return shared_bytes + states + written + expert + 8 * max(hidden, width) ** 2 * 4
 
 
 class LayerLoop:
@@ -81,7 +81,7 @@ class LayerLoop:
                     hidden[block] = layer.dense(hidden[block])
             if layer.moe_index is None:
                 continue
-            hidden = self._moe_layer(layer, hidden, rows, samples, writer, progress)
+            self._moe_layer(layer, hidden, rows, samples, writer, progress)
             writer.save_hidden(layer.moe_index, hidden)
 
     def _resume(self, tokens: Tensor, writer: DraftWriter) -> tuple[Tensor, int]:
@@ -90,7 +90,7 @@ class LayerLoop:
         if saved is None:
             return torch.cat([self.decoder.embed(block.unsqueeze(0)) for block in tokens]), 0
         layer, hidden = saved
-        return hidden, self.config.moe_layers[layer] + 1
+        return hidden.to(self.decoder.device), self.config.moe_layers[layer] + 1
 
     def _moe_layer(
         self,
@@ -100,13 +100,15 @@ class LayerLoop:
         samples: int,
         writer: DraftWriter,
         progress: Callable[[int, str], None],
-    ) -> Tensor:
-        """Quantises the layer's experts, writes them, returns the hidden states [N*T, H] behind them."""
+    ) -> None:
+        """Quantises the layer's experts, writes them, and moves the hidden states [N*T, H] behind them in place."""
         assert layer.moe_index is not None
-        routings = [layer.route(block, rows) for block in hidden.chunk(samples)]
-        normed = torch.cat([routing.normed for routing in routings])  # [N*T, H]
-        ids = torch.cat([routing.ids for routing in routings])  # [N*T, k]
-        weights = torch.cat([routing.weights for routing in routings])  # [N*T, k]
+        normed = torch.empty_like(hidden)
+        ids = torch.empty(hidden.shape[0], self.config.top_k, dtype=torch.int64, device=hidden.device)
+        weights = torch.empty(ids.shape, device=hidden.device)  # float32
+        blocks = [slice(i * rows.count, (i + 1) * rows.count) for i in range(samples)]
+        for block in blocks:
+            normed[block], ids[block], weights[block] = layer.route(hidden[block], rows)
         routed = torch.zeros(normed.shape, dtype=torch.float32, device=normed.device)
         written: list[tuple[Int4Matrix, Int4Matrix, Int4Matrix]] = []
         counts: list[int] = []
@@ -118,22 +120,16 @@ class LayerLoop:
             if chosen < self.min_tokens:
                 borrowed.append(expert)
                 row = torch.cat((row, self._spread(normed.shape[0], self.min_tokens - chosen, row)))
-            matrices, outputs = self._expert(
-                ExpertKey(layer.moe_index, expert), normed[row].to(torch.float32)
-            )
+            matrices, outputs = self._expert(ExpertKey(layer.moe_index, expert), normed[row].to(torch.float32))
             written.append(matrices)
-            scaled = outputs[:chosen] * weights[row[:chosen], choice].to(torch.float32).unsqueeze(-1)
+            scaled = outputs[:chosen] * weights[row[:chosen], choice].unsqueeze(-1)
             routed.index_add_(0, row[:chosen], scaled)
         writer.write_layer(layer.moe_index, written, {"borrowed": ",".join(map(str, borrowed))})
-        progress(
-            layer.moe_index, f"{min(counts)} to {max(counts)} tokens per expert, {len(borrowed)} borrowed"
-        )
-        blocks = zip(hidden.chunk(samples), normed.chunk(samples), routed.chunk(samples), strict=True)
-        return torch.cat([layer.combine(x, n, y) for x, n, y in blocks])
+        progress(layer.moe_index, f"{min(counts)} to {max(counts)} tokens per expert, {len(borrowed)} borrowed")
+        for block in blocks:
+            hidden[block] = layer.combine(hidden[block], normed[block], routed[block])
 
-    def _expert(
-        self, key: ExpertKey, inputs: Tensor
-    ) -> tuple[tuple[Int4Matrix, Int4Matrix, Int4Matrix], Tensor]:
+    def _expert(self, key: ExpertKey, inputs: Tensor) -> tuple[tuple[Int4Matrix, Int4Matrix, Int4Matrix], Tensor]:
         """inputs float32 [n, H] -> (gate, up, down) and the quantised expert's outputs float32 [n, H]."""
         gate, up, down = (part.to(inputs.device, torch.float32) for part in self.experts(key))
         width = gate.shape[0]
@@ -143,10 +139,7 @@ class LayerLoop:
         activations = F.silu(hidden[:, :width]) * hidden[:, width:]
         below = self.quantize(down, activations)
         outputs = activations @ dequantize(below).to(inputs.device).t()
-        halves = [
-            Int4Matrix(gate_up.codes[part], gate_up.scales[part])
-            for part in (slice(width), slice(width, None))
-        ]
+        halves = [Int4Matrix(gate_up.codes[part], gate_up.scales[part]) for part in (slice(width), slice(width, None))]
         return (halves[0], halves[1], below), outputs
 
     @staticmethod
