@@ -57,8 +57,13 @@ _MEASURED: dict[tuple[int, int, int], PathConfig] = {}
 
 
 def path_config(hidden: int, width: int, top_k: int) -> PathConfig:
-    """The measured configuration of a shape, else one that fits its sizes."""
+    """The measured configuration of a shape, else one whose programs take the inputs in one step or few."""
     measured = _MEASURED.get((hidden, width, top_k))
     if measured is not None:
         return measured
-    return PathConfig(GemvConfig(block_n=4, warps=2), GemvConfig(block_n=4, warps=2))
+    return PathConfig(GemvConfig(4, _warps(hidden // 1024)), GemvConfig(4, _warps(top_k * width // 4096)))
+
+
+def _warps(wanted: int) -> int:
+    """The power of two from 1 to 4 that is at most `wanted`."""
+    return 4 if wanted >= 4 else 2 if wanted >= 2 else 1
