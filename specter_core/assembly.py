@@ -12,7 +12,7 @@ import torch
 
 from specter_core.cpu_parts import CpuParts
 from specter_core.device_runtime import DeviceRuntime
-from specter_core.draft.draft_store import DraftExperts, load_draft, quantize_rtn
+from specter_core.draft.draft_store import DraftExperts, draft_bytes, load_draft, quantize_rtn
 from specter_core.engine import SpecterEngine
 from specter_core.errors import UserError
 from specter_core.memory.budget import SlotPlan, fixed_slots, plan_slots
@@ -135,7 +135,7 @@ def fixed_parts(model: LoadedModel, options: EngineOptions) -> dict[str, int]:
     copies = 1 if options.shared_kv or not options.depth else 2
     kv = KVCache.bytes_per_token(config, config.dtype) * options.context_tokens * options.max_batch * copies
     shared = decoder.shared_bytes // decoder.dtype.itemsize * config.dtype.itemsize
-    draft = model.draft.bytes if model.draft and options.depth else 0
+    draft = draft_bytes(config) if options.depth and (model.draft or model.fused_draft) else 0
     parts = {"shared": shared, "draft": draft, "kv": kv}
     if options.depth and not options.shared_weights:
         parts["draft_shared"] = shared
@@ -194,7 +194,7 @@ def build_engine(
     slots = SlotBuffer(cache.slots, model.store.layout.entry_bytes, model.decoder.device)
     parts = _parts(model, options, trace, runtime)
     link: Link = parts.link(slots, rate_bytes_per_s)
-    loader = ExpertLoader(cache, own.link(link, slots) if own.link else link)
+    loader = ExpertLoader(cache, own.link(link, slots, cache) if own.link else link)
     prefetcher = (own.prefetcher or partial(_prefetcher, options))(loader)
     residency = (own.residency or partial(_residency, options))(cache)
     experts = ExpertPass(

@@ -1,0 +1,152 @@
+"""Seeded random full-size models, made on the device: experts go to the host store, the rest stays, no disk."""
+
+from __future__ import annotations
+
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from specter_core.assembly import LoadedModel
+from specter_core.draft.draft_store import DraftExperts
+from specter_core.draft.int4 import GROUP, Int4Matrix
+from specter_core.draft.kernels.path import FusedExpertPath
+from specter_core.memory.host_registration import HostRegistration
+from specter_core.memory.host_store import HostExpertStore
+from specter_core.memory.payload import TRAILER_BYTES, PayloadLayout, trailer_words
+from specter_core.model.config import ModelConfig
+from specter_core.model.decoder import Decoder
+from specter_core.model.families import family_named
+from specter_core.model.norm import load_norm
+from specter_core.model.ops_cuda import CudaOps
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "deepseek_v2_lite": {
+        "model_type": "deepseek_v2", "architectures": ["DeepseekV2ForCausalLM"], "hidden_size": 2048,
+        "num_hidden_layers": 27, "first_k_dense_replace": 1, "num_attention_heads": 16, "kv_lora_rank": 512,
+        "q_lora_rank": None, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+        "n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2,
+        "intermediate_size": 10944, "vocab_size": 102400, "bos_token_id": 100000, "eos_token_id": 100001,
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 163840, "rope_theta": 10000.0, "torch_dtype": "bfloat16",
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32,
+            "beta_slow": 1, "mscale": 0.707, "mscale_all_dim": 0.707,
+        },
+    },
+    "qwen1.5_moe": {
+        "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "hidden_size": 2048,
+        "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16, "num_experts": 60,
+        "num_experts_per_tok": 4, "moe_intermediate_size": 1408, "shared_expert_intermediate_size": 5632,
+        "intermediate_size": 5632, "vocab_size": 151936, "bos_token_id": 151643, "eos_token_id": 151643,
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 8192, "rope_theta": 1000000.0, "torch_dtype": "bfloat16",
+    },
+}  # fmt: skip
+
+
+class RandomSource:
+    """`TensorSource` without a checkpoint: a tensor's values depend on the seed and the order of asking.
+
+    Matrices keep the size of their input's entries; what a layer adds to the residual stream is damped by `branch`.
+    """
+
+    def __init__(self, config: ModelConfig, seed: int, branch: float) -> None:
+        self.dtype, self.device = torch.bfloat16, torch.device("cuda")
+        self._shapes = family_named(config.family).expected_tensors(config)
+        self._generator = torch.Generator("cuda").manual_seed(seed)
+        self._branch = branch
+
+    def get(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        shape = self._shapes[name]
+        noise = torch.randn(shape, generator=self._generator, device=self.device)
+        if "norm" in name:
+            noise = 1.0 + 0.1 * noise
+        elif name.endswith("bias"):
+            noise = 0.1 * noise
+        elif "embed_tokens" not in name:
+            gain = 1.5 if "gate.weight" in name and "experts" not in name else 1.0
+            gain = self._branch if "o_proj" in name or "down_proj" in name else gain
+            noise = noise * (gain * shape[-1] ** -0.5)
+        return noise.to(dtype or self.dtype)
+
+    def get_optional(self, name: str, wanted: bool) -> Tensor | None:
+        return self.get(name) if wanted else None
+
+    def stack(self, *names: str) -> Tensor:
+        return torch.cat([self.get(name) for name in names])
+
+
+def quantized(weight: Tensor) -> Int4Matrix:
+    """[E, out, in] -> INT4 rounded to nearest at absmax / 7 per 128 inputs, on the weight's device."""
+    groups = weight.unflatten(-1, (-1, GROUP)).float()
+    scales = (groups.abs().amax(-1) / 7).half()
+    codes = (groups / scales.float().unsqueeze(-1)).round_().clamp_(-8, 7).add_(8).to(torch.uint8).flatten(-2)
+    return Int4Matrix(codes[..., 0::2] | (codes[..., 1::2] << 4), scales)
+
+
+def random_model(name: str, *, seed: int = 0, branch: float = 0.3, log: bool = True) -> LoadedModel:
+    """A full-size model with its round-to-nearest draft; `branch` scales what attention, MLPs and experts add."""
+    started = time.perf_counter()
+
+    def note(what: str) -> None:
+        if log:
+            print(f"  {what}: {time.perf_counter() - started:.1f} s", file=sys.stderr, flush=True)
+
+    config = ModelConfig.from_dict(CONFIGS[name])
+    family, source, ops = family_named(config.family), RandomSource(config, seed, branch), CudaOps()
+    embedding = source.get("model.embed_tokens.weight")
+    layers = family.build_layers(config, source, ops)  # type: ignore[arg-type]
+    norm = load_norm("model.norm", config, source, ops)  # type: ignore[arg-type]
+    decoder = Decoder(config, embedding, layers, norm, source.get("lm_head.weight"), None, ops)
+    note("shared tensors")
+    layout = PayloadLayout(config.hidden, config.expert_width, torch.bfloat16)
+    store = HostExpertStore.create(len(config.moe_layers), config.num_experts, layout)
+    note(f"host store {store.segment.numel() / 1e9:.1f} GB reserved")
+    registration = HostRegistration(store.segment)
+    note("host store page-locked")
+    draft = _fill(config, layout, store, seed, branch)
+    torch.cuda.synchronize()
+    registration.close()
+    store.mark_ready()
+    note("experts and INT4 draft")
+    path = FusedExpertPath(draft, config.top_k, "cuda", pdl=torch.cuda.get_device_capability() >= (9, 0))
+    del draft
+    torch.cuda.empty_cache()
+    note("draft repacked")
+    return LoadedModel(decoder, store, None, path)
+
+
+def _fill(
+    config: ModelConfig, layout: PayloadLayout, store: HostExpertStore, seed: int, branch: float
+) -> DraftExperts:
+    """Experts into the store, layer by layer, and the draft that was rounded from them."""
+    experts, hidden, width = config.num_experts, config.hidden, config.expert_width
+    low, high, size, encoding = trailer_words(hidden, width, 2, layout.encoding)
+    generator = torch.Generator("cuda").manual_seed(seed + 1)
+    whole = store.segment.view(store.layers, experts, layout.entry_bytes)
+    gate_up, down = [], []
+    for layer in range(store.layers):
+        entries = torch.zeros(experts, layout.entry_bytes, dtype=torch.uint8, device="cuda")
+        flat = entries[:, : layout.payload_bytes].view(torch.bfloat16)
+        wide = flat[:, : 2 * hidden * width].view(experts, 2 * width, hidden)
+        tall = flat[:, 2 * hidden * width :].view(experts, hidden, width)
+        for target, gain in ((wide, hidden**-0.5), (tall, branch * width**-0.5 * 4)):
+            noise = torch.randn(target.shape, generator=generator, device="cuda", dtype=torch.bfloat16)
+            target.copy_(noise * gain)
+        words = [struct.pack("<iiiiIiI", low, high, layer, e, encoding, 0, size) + bytes(4) for e in range(experts)]
+        trailers = torch.frombuffer(bytearray(b"".join(words)), dtype=torch.uint8).view(experts, TRAILER_BYTES)
+        entries[:, layout.entry_bytes - TRAILER_BYTES :] = trailers.cuda()
+        whole[layer].copy_(entries, non_blocking=True)
+        gate_up.append(quantized(wide))
+        down.append(quantized(tall))
+        torch.cuda.synchronize()
+
+    def stacked(parts: list[Int4Matrix]) -> Int4Matrix:
+        return Int4Matrix(torch.stack([p.codes for p in parts]), torch.stack([p.scales for p in parts]))
+
+    return DraftExperts(stacked(gate_up), stacked(down), "rtn", {"method": "rtn"})
