@@ -1,0 +1,249 @@
+"""The paper's claims against a results folder: python -m harness.claims --results DIR [--out FILE]
+
+One line per claim on stdout, everything machine-readable in FILE (default DIR/claims.json); the last line is one
+JSON object with the counts. Exit code 0 whatever the verdicts are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.claim_data import SPECTER, STAND_INS, Evidence, Missing, Setting
+from harness.claim_verdict import Claim, Verdict, judge, load
+
+results: Any = importlib.import_module("figures.results")
+redraw: Any = importlib.import_module("figures.redraw")
+working_set: Any = importlib.import_module("figures.fig16_working_set").working_set
+
+CLAIMS = Path(results.__file__).with_name("claims.yaml")
+DRAWS = 300
+CONFIDENCE = 0.95
+NAN = float("nan")
+PREFERENCE = (
+    ("official", "synthetic", "reference", "dummy"),
+    ("native", "", "pcie4", "pcie3", "scaled"),
+    ("cuda", "cpu"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one claim came to. low, high: 95 % bootstrap interval over prompts (NaN where there is nothing to resample).
+    reason: why it was not run, or what narrows it. also: the findings of other settings."""
+
+    claim: Claim
+    verdict: Verdict
+    value: float = NAN
+    low: float = NAN
+    high: float = NAN
+    weights: str = ""
+    link: str = ""
+    device: str = ""
+    models: str = ""
+    reason: str = ""
+    also: tuple[Finding, ...] = ()
+
+
+def evaluate(claims: Sequence[Claim], found: Any, draws: int = DRAWS) -> list[Finding]:
+    """One finding per claim: that of the strongest setting (official before synthetic weights, native before paced
+    links, CUDA before CPU) in which it can be evaluated. found: a figures.results.Results."""
+    data = Data(found)
+    return [_strongest(claim, data, draws) for claim in claims]
+
+
+class Data:
+    """Rows per kind of data, split by setting."""
+
+    def __init__(self, found: Any) -> None:
+        self.found = found
+        self._rows: dict[str, pd.DataFrame] = {}
+
+    def rows(self, kind: str) -> pd.DataFrame:
+        if kind not in self._rows:
+            self._rows[kind] = self._gather(kind)
+        return self._rows[kind]
+
+    def settings(self, kind: str) -> Iterator[tuple[Setting, pd.DataFrame]]:
+        """Strongest first. Systems with dummy weights stand in every setting of their link and device."""
+        rows = self.rows(kind)
+        if rows.empty:
+            return
+        rows = rows.assign(link=rows.get("link", ""))
+        keys = {Setting(*key) for key in rows[["weights", "link", "device"]].drop_duplicates().itertuples(index=False)}
+        for setting in sorted(keys, key=_rank):
+            own = rows["weights"].isin([setting.weights, "dummy"])
+            yield setting, rows[own & (rows["link"] == setting.link) & (rows["device"] == setting.device)]
+
+    def _gather(self, kind: str) -> pd.DataFrame:
+        if kind in ("main", "depth", "batch"):
+            return _one_workload(redraw.gather(self.found, kind), kind)
+        if kind == "working_set":
+            return working_set(self.rows("batch"))
+        if kind == "acceptance":
+            blocks = [self.rows("depth"), self.rows("main")]
+            return next((b for b in blocks if len(b)), pd.DataFrame())
+        if kind == "exact":
+            rows = self.found.all_records()
+            return rows[(rows["system"] == SPECTER) & (rows["status"] == "ok")] if len(rows) else rows
+        return self.found.tables[kind]
+
+
+def _one_workload(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """The workload of most rows (new tokens, temperature, prefix; B but for the batch sweep)."""
+    if rows.empty:
+        return rows
+    columns = ["new_tokens", "temperature", "prefix_len"] + ([] if kind == "batch" else ["B"])
+    keys = ["weights", "link", "device"]
+    counts = rows.groupby([*keys, *columns])["system"].transform("size")
+    return rows[counts == rows.assign(n=counts).groupby(keys)["n"].transform("max")]
+
+
+def _rank(setting: Setting) -> tuple[int, ...]:
+    return tuple(o.index(v) if v in o else len(o) for o, v in zip(PREFERENCE, setting, strict=True))
+
+
+def _strongest(claim: Claim, data: Data, draws: int) -> Finding:
+    findings = []
+    reasons: dict[str, None] = {}
+    for setting, rows in data.settings(claim.data):
+        if "cuda" in claim.needs and setting.device != "cuda":
+            reasons[f"needs a CUDA device; rows of {setting.device} say nothing about it"] = None
+            continue
+        try:
+            findings.append(_measure(claim, setting, rows, draws))
+        except Missing as missing:
+            reasons[str(missing)] = None
+    if findings:
+        return replace(findings[0], also=tuple(findings[1:]))
+    return Finding(claim, Verdict.NOT_RUN, reason="; ".join(reasons) or f"no {claim.data.replace('_', ' ')} data")
+
+
+def _measure(claim: Claim, setting: Setting, rows: pd.DataFrame, draws: int) -> Finding:
+    evidence = Evidence(rows, stand_in=claim.stand_in)
+    names = evidence.namespace()
+    value = float(_run(claim.value, names))
+    trend = bool(_run(claim.trend, names | {"value": value, "paper": claim.paper})) if claim.trend else False
+    notes = list(evidence.notes)
+    small = sorted(evidence.models_used & set(STAND_INS.values()))
+    notes += [f"stand-in {', '.join(small)}"] if small else []
+    low, high = _interval(claim.value, evidence, names, draws)
+    weights = evidence.weights_used
+    return Finding(
+        claim,
+        judge(claim, value, trend, weights, setting, whole=not notes),
+        value,
+        low,
+        high,
+        weights="+".join(sorted(weights)),
+        link=setting.link,
+        device=setting.device,
+        models=", ".join(sorted(evidence.models_used)),
+        reason="; ".join(notes),
+    )
+
+
+def _run(expression: str, names: dict[str, object]) -> float:
+    """An expression of claims.yaml (our own file) over an Evidence's functions."""
+    return float(eval(expression, {"__builtins__": {}} | names))
+
+
+def _interval(expression: str, evidence: Evidence, names: dict[str, object], draws: int) -> tuple[float, float]:
+    """Percentile bootstrap over prompts, paired across systems; NaN where no dataset has two prompts."""
+    if not evidence.resamplable or "exact_share" in expression:
+        return NAN, NAN
+    rng = np.random.default_rng(0)
+    values = []
+    for _ in range(draws):
+        evidence.resample(rng)
+        values.append(_run(expression, names))
+    evidence.restore()
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def line(finding: Finding) -> str:
+    """VERDICT  id  statement: paper …, measured … [low, high]; weights, link, device; reason."""
+    claim = finding.claim
+    text = f"{finding.verdict.value:<13} {claim.id}: {claim.statement}: paper {paper_text(claim)}"
+    if finding.verdict is not Verdict.NOT_RUN:
+        text += f", measured {measured_text(finding)}; weights {finding.weights}"
+        text += f", link {finding.link}" if finding.link else ""
+        text += f", device {finding.device}"
+    return text + (f"; {finding.reason}" if finding.reason else "")
+
+
+def paper_text(claim: Claim) -> str:
+    if isinstance(claim.paper, Sequence):
+        return f"{claim.paper[0]:g}-{with_unit(claim.paper[1], claim.unit)}"
+    sign = {"above": "> ", "below": "< "}.get(claim.relation, "")
+    return sign + with_unit(claim.paper, claim.unit)
+
+
+def measured_text(finding: Finding) -> str:
+    interval = "" if math.isnan(finding.low) else f" [{finding.low:.4g}, {finding.high:.4g}]"
+    return with_unit(finding.value, finding.claim.unit) + interval
+
+
+def with_unit(value: float, unit: str) -> str:
+    if unit == "x":
+        return f"{value:.4g}x"
+    return f"{value:.4g}" + (f" {unit}" if unit and unit != "share" else "")
+
+
+def as_json(findings: Sequence[Finding]) -> dict[str, object]:
+    """JSON-ready: counts per verdict, and every finding with its claim."""
+    counts = Counter(f.verdict.value for f in findings)
+    return {"counts": {v.value: counts[v.value] for v in Verdict}, "claims": [_record(f) for f in findings]}
+
+
+def _record(finding: Finding) -> dict[str, object]:
+    record: dict[str, object] = {"id": finding.claim.id, "verdict": finding.verdict.value}
+    record |= {k: v for k, v in asdict(finding.claim).items() if k != "id"}
+    for name in ("value", "low", "high"):
+        number = getattr(finding, name)
+        record["measured" if name == "value" else name] = None if math.isnan(number) else number
+    record["expression"] = record.pop("value")
+    record |= {name: getattr(finding, name) for name in ("weights", "link", "device", "models", "reason")}
+    record["also"] = [_record(f) for f in finding.also]
+    return record
+
+
+def write(path: Path, findings: Sequence[Finding]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(json.dumps(as_json(findings), indent=1) + "\n")
+    temporary.replace(path)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0."""
+    parser = argparse.ArgumentParser(prog="python -m harness.claims", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--results", type=Path, required=True, help="folder with records.csv and other tables below it")
+    parser.add_argument("--out", type=Path, help="JSON file; default RESULTS/claims.json")
+    parser.add_argument("--draws", type=int, default=DRAWS, help="bootstrap draws")
+    options = parser.parse_args(arguments)
+    found = results.read(options.results)
+    for problem in found.problems:
+        print(f"skipped       {problem}")
+    findings = evaluate(load(CLAIMS), found, options.draws)
+    print("\n".join(line(f) for f in findings))
+    path = options.out or options.results / "claims.json"
+    write(path, findings)
+    print(json.dumps({"counts": as_json(findings)["counts"], "claims": len(findings), "out": str(path)}))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
