@@ -80,7 +80,7 @@ class Evidence:
             gmean,
             mean,
         ]
-        return {f.__name__: f for f in own} | {"max": max, "min": min, "len": len, "abs": abs}
+        return {f.__name__: f for f in own} | {"max": largest, "min": least}
 
     def resample(self, rng: np.random.Generator) -> None:
         """Counts per prompt of each dataset, drawn with replacement."""
@@ -122,6 +122,8 @@ class Evidence:
     def models_at(self, *memories: str) -> list[str]:
         """Those measured with Specter and a baseline in all these memory settings."""
         found = [m for m in STAND_INS if all(self._compared(m, s) for s in memories)]
+        if not found:
+            raise Missing(f"no model with Specter and a baseline in {' and '.join(memories)} memory")
         self._note_missing("models", tuple(STAND_INS), found)
         return found
 
@@ -136,6 +138,10 @@ class Evidence:
             found = [(m, s) for m, s in wanted if self._compared(m, s)]
         else:
             found = [(m, s) for m, s in wanted if all(self._has(x, m, s) for x in systems)]
+        if not found:
+            raise Missing(
+                f"no model and memory setting with {' and '.join(systems)}{' and a baseline' * (len(systems) == 1)}"
+            )
         self._note_missing("settings", [f"{m} {s}" for m, s in wanted], [f"{m} {s}" for m, s in found])
         return found
 
@@ -321,10 +327,22 @@ class Evidence:
 
 
 def mean(values: Iterable[float]) -> float:
-    found = [float(v) for v in values]
+    return float(np.mean(_some(values)))
+
+
+def largest(values: Iterable[float]) -> float:
+    return max(_some(values))
+
+
+def least(values: Iterable[float]) -> float:
+    return min(_some(values))
+
+
+def _some(values: Iterable[float]) -> list[float]:
+    found = list(values)
     if not found:
-        raise Missing("nothing measured to take the mean of")
-    return float(np.mean(found))
+        raise Missing("nothing measured that the statement speaks of")
+    return found
 
 
 def gmean(values: Iterable[float]) -> float:

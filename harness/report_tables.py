@@ -1,0 +1,190 @@
+"""The report's tables, as text cells."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from harness import catalogue
+from harness.summary import summarise
+
+MADE_BY = {
+    "main": "figure 14",
+    "depth": "figure 7",
+    "batch": "figures 15 and 16, table 3",
+    "kernels": "figures 10 and 11",
+    "routing": "figure 13",
+    "ablation": "ablation",
+    "memory": "memory",
+    "prefix": "prefix",
+    "baselines": "figure 14, the baselines alone",
+}
+
+
+class Cells(NamedTuple):
+    head: list[str]
+    body: list[list[str]]
+
+
+def speed(rows: pd.DataFrame) -> Cells | None:
+    """Means per system and setting, and TPOT over Specter's with its interval."""
+    if rows.empty:
+        return None
+    head = ["model", "weights", "memory", "link", "device", "B", "prefix", "system", "variant", "K", "n", "failed"]
+    head += ["TPOT ms", "over Specter [95 %]", "TTFT ms", "tokens/s", "acceptance", "exact"]
+    body = []
+    for r in summarise(rows).to_dict("records"):
+        ratio = "" if pd.isna(r["ratio"]) else f"{r['ratio']:.3g}"
+        if ratio and not pd.isna(r["ratio_low"]) and r["system"] != "specter":
+            ratio += f" [{r['ratio_low']:.3g}, {r['ratio_high']:.3g}]"
+        line = [str(r[c]) for c in ("model", "weights", "memory", "link", "device", "B", "prefix_len")]
+        line += [str(r[c]) for c in ("system", "variant", "K", "n", "failed")]
+        line += [_number(r["tpot_ms"]), ratio, _number(r["ttft_ms"]), _number(r["throughput"])]
+        body.append([*line, _number(r["acceptance"]), "" if pd.isna(r["exact_share"]) else f"{r['exact_share']:.0%}"])
+    return Cells(head, body)
+
+
+def efficiency(rows: pd.DataFrame) -> Cells | None:
+    """What moving experts cost: bytes, link, cache, prefetch, stalls, energy. Coverage also over its ceiling."""
+    ok = rows[(rows["status"] == "ok") & rows["h2d_bytes"].notna()] if len(rows) else rows
+    if ok.empty:
+        return None
+    head = [
+        "model",
+        "weights",
+        "memory",
+        "link",
+        "device",
+        "B",
+        "system",
+        "K",
+        "H2D MB/token",
+        "used",
+        "link utilisation",
+    ]
+    head += ["access hits", "coverage", "of its ceiling", "prefetch precision", "recall", "stall ms/token", "J/token"]
+    keys = ["model", "weights", "memory", "link", "device", "B", "system", "K"]
+    tokens = ok["new_tokens"].clip(lower=1)
+    ok = ok.assign(
+        mb=ok["h2d_bytes"] / tokens / 1e6,
+        used=ok["h2d_bytes_used"] / ok["h2d_bytes"].where(ok["h2d_bytes"] > 0),
+        share=ok["coverage"] / ok["coverage_ceiling"],
+        stall=ok["stall_ms"] / tokens / ok["B"],
+        joules=ok["energy_j"].astype("float64") / tokens / ok["B"],
+    )
+    columns = ["mb", "used", "link_utilisation", "access_hit_rate", "coverage", "share"]
+    columns += ["prefetch_precision", "prefetch_recall", "stall", "joules"]
+    means = ok.groupby(keys, sort=False)[columns].mean()
+    body = [
+        [str(k) for k in key] + [_number(v) for v in line]
+        for key, line in zip(means.index, means.to_numpy(), strict=True)
+    ]
+    return Cells(head, body)
+
+
+def failures(rows: pd.DataFrame) -> Cells | None:
+    """Requests that were not measured, counted by status and reason."""
+    bad = rows[rows["status"] != "ok"] if len(rows) else rows
+    if bad.empty:
+        return None
+    counts = bad.fillna({"reason": ""}).groupby(["system", "model", "memory", "link", "status", "reason"]).size()
+    return Cells(
+        ["system", "model", "memory", "link", "status", "reason", "requests"],
+        [[*map(str, key), str(n)] for key, n in counts.items() if isinstance(key, tuple)],
+    )
+
+
+def environment_lines(found: Mapping[str, Mapping[str, Any]], paper: Mapping[str, Any]) -> Cells:
+    """The paper's platform in the first column, one column per environment.json."""
+    names = list(found)
+    stated = paper["packages"]
+    body = [
+        ["GPU", str(paper["gpu"]), *(_gpu(found[n]) for n in names)],
+        ["GPU driver, power limit", "not stated", *(_driver(found[n]) for n in names)],
+        ["CPU", str(paper["cpu"]), *(_cpu(found[n]) for n in names)],
+        ["host memory", str(paper["memory"]), *(_memory(found[n]) for n in names)],
+        ["link", str(paper["link"]), *(_link(found[n]) for n in names)],
+        ["weights", str(paper["weights"]), *(_weights(found[n]) for n in names)],
+    ]
+    for name, version in stated.items():
+        ours = [_package(found[n], name) for n in names]
+        body.append([name, "not stated" if version is None else str(version), *ours])
+    body.append(["git commit", "c0325dc", *(str(found[n].get("git_commit", "")) for n in names)])
+    return Cells(["", "paper", *(f"here: {n}" for n in names)], body)
+
+
+def reruns(found: Any, models: pd.DataFrame) -> Cells:
+    """One line per sweep of conf/sweep and per bench. Minutes: of timings.csv where it has the sweep, else the summed
+    generation time of this folder's rows of it (loading not included). GiB: 16-bit weights of the largest model in
+    them, which host memory and disk hold."""
+    names = catalogue.names("sweep")
+    sizes = models.set_index("model")["model_bytes"] / 2**30
+    timings = found.tables["timings"]
+    body = []
+    for name in names:
+        rows = [
+            r
+            for folder, r in found.records.items()
+            if folder.startswith(name) or folder.split("/")[-1].startswith(name)
+        ]
+        own = pd.concat(rows) if rows else pd.DataFrame()
+        timed = timings[timings["sweep"] == name]["minutes"]
+        minutes = f"{timed.mean():.3g}" if len(timed) else _generation_minutes(own)
+        gib = "" if own.empty else f"{sizes.reindex(own['model'].unique()).max():.3g}"
+        command = catalogue.headline("sweep", name).split("        ")[0]
+        body.append([name, MADE_BY.get(name, ""), command, minutes, gib])
+    body += [
+        ["traces", "figures 8, 9 and 12", "python -m scripts.record_traces --out outputs/traces-run", "", ""],
+        ["figures", "everything that there is data for", "make figures RESULTS=DIR", "", ""],
+        ["claims", "the first section", "make verify-claims RESULTS=DIR", "", ""],
+        ["report", "this file", "make report RESULTS=DIR", "", ""],
+    ]
+    return Cells(["part", "makes", "command", "minutes", "GiB"], body)
+
+
+def _generation_minutes(rows: pd.DataFrame) -> str:
+    if rows.empty:
+        return ""
+    ok = rows[(rows["status"] == "ok") & rows["tpot_ms"].notna()]
+    ms = (ok["ttft_ms"] + ok["tpot_ms"] * (ok["new_tokens"] - 1)) / ok["B"]
+    return f"{ms.sum() / 60_000:.3g} (generation)"
+
+
+def _number(value: Any) -> str:
+    return "" if pd.isna(value) else f"{value:.4g}"
+
+
+def _gpu(env: Mapping[str, Any]) -> str:
+    gpus = env.get("gpus") or []
+    return ", ".join(f"{g['name']}, {g['memory_bytes'] / 1e9:.0f} GB" for g in gpus) or "none"
+
+
+def _driver(env: Mapping[str, Any]) -> str:
+    return ", ".join(f"{g.get('driver', '')}, {g.get('power_limit_w', 0):.0f} W" for g in env.get("gpus") or [])
+
+
+def _cpu(env: Mapping[str, Any]) -> str:
+    cpu = env.get("cpu") or {}
+    return f"{cpu.get('name', 'unknown')}, {cpu.get('cores', '?')} cores, {cpu.get('threads', '?')} threads used"
+
+
+def _memory(env: Mapping[str, Any]) -> str:
+    return f"{env['memory_bytes'] / 1e9:.0f} GB" if env.get("memory_bytes") else "unknown"
+
+
+def _link(env: Mapping[str, Any]) -> str:
+    rate = env.get("link_bytes_per_s")
+    return f"{rate / 1e9:.3g} GB/s measured" if rate else "not measured"
+
+
+def _weights(env: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {digest}" for name, digest in (env.get("weights") or {}).items())
+
+
+def _package(env: Mapping[str, Any], name: str) -> str:
+    if name == "python":
+        return str(env.get("python", ""))
+    packages = {k.lower().replace("-", "_"): v for k, v in (env.get("packages") or {}).items()}
+    return str(packages.get(name, env.get(name, "not installed")))

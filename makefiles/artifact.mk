@@ -1,0 +1,14 @@
+# Figures, claims and report of a results folder. RESULTS=results/h200 for the committed ones.
+RESULTS ?= outputs
+FIGURES ?= outputs/figures
+REPORT ?= outputs/report/report.html
+.PHONY: figures verify-claims report
+
+figures: $(STAMP)  ## redraw every figure and table that RESULTS has data for
+	$(BIN)/python -m figures --results $(RESULTS) --out $(FIGURES)
+
+verify-claims: $(STAMP)  ## every claim of the paper against RESULTS: verdict, both values, interval
+	$(BIN)/python -m harness.claims --results $(RESULTS) --out outputs/claims.json
+
+report: $(STAMP)  ## one offline HTML file: claims, figures, tables, environment, efficiency
+	$(BIN)/python -m harness.report --results $(RESULTS) --out $(REPORT)
