@@ -50,6 +50,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("prefetch_recall", "float", False, 0, 1),
     Column("h2d_bytes", "int", False, 0),
     Column("h2d_bytes_used", "int", False, 0),
+    Column("d2h_bytes", "int", False, 0),
     Column("link_utilisation", "float", False, 0),
     Column("stall_ms", "float", False, 0),
     Column("stall_by_cause", "text"),

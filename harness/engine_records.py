@@ -10,11 +10,12 @@ from specter_core.types import GenerationRun, RequestResult, WindowStats
 
 
 def records(run: GenerationRun, engine: SpecterEngine, *, variant: str) -> list[RequestRecord]:
-    """One record per request of the batch. Counters of windows belong to the whole batch and are repeated in each
-    record; bytes are divided evenly, prefill included."""
+    """One record per request of the batch. Counters of windows belong to the whole batch and are repeated in
+    each record; bytes are divided evenly, prefill included."""
     windows, batch = run.windows, len(run.results)
     used = sum(w.h2d_bytes_used for w in windows) + engine.prefill_stats.h2d_bytes_used
     moved = sum(w.h2d_bytes for w in windows) + engine.prefill_stats.h2d_bytes
+    written = sum(w.d2h_bytes for w in windows) + engine.prefill_stats.d2h_bytes
     throughput = _throughput(run.results)
     return [
         RequestRecord(
@@ -37,6 +38,7 @@ def records(run: GenerationRun, engine: SpecterEngine, *, variant: str) -> list[
             prefetch_recall=_ratio(sum(w.absent_planned for w in windows), sum(w.absent for w in windows)),
             h2d_bytes=moved // batch,
             h2d_bytes_used=used // batch,
+            d2h_bytes=written // batch,
             link_utilisation=_utilisation(windows, engine.experts.loader.link.rate_bytes_per_s),
             stall_ms=_stalls(windows),
             peak_device_bytes=engine.slots.total,
@@ -54,7 +56,8 @@ def _sum(windows: Sequence[WindowStats], name: str) -> int:
 
 
 def _ceiling(windows: Sequence[WindowStats]) -> float:
-    """Mean of min(1, M / distinct) over layer-windows, weighted by distinct experts, so that coverage <= ceiling."""
+    """Mean of min(1, M / distinct) over layer-windows, weighted by distinct experts, so that coverage <=
+    ceiling."""
     pairs = [pair for w in windows for pair in zip(w.coverage_ceiling, w.distinct, strict=True)]
     return _ratio(sum(c * d for c, d in pairs), sum(d for _, d in pairs))
 
@@ -67,7 +70,8 @@ def _throughput(results: Sequence[RequestResult]) -> float:
 
 def _utilisation(windows: Sequence[WindowStats], rate_bytes_per_s: float) -> float:
     """Bytes moved over what the standalone link would have moved in the windows' link spans."""
-    return _ratio(sum(w.h2d_bytes for w in windows), rate_bytes_per_s * sum(w.link_span_ms for w in windows) / 1e3)
+    span_s = sum(w.link_span_ms for w in windows) / 1e3
+    return _ratio(sum(w.h2d_bytes + w.d2h_bytes for w in windows), rate_bytes_per_s * span_s)
 
 
 def _stalls(windows: Sequence[WindowStats]) -> dict[str, float]:

@@ -58,6 +58,7 @@ def measured_columns(record: RequestRecord, memory: MemorySpec) -> dict[str, Any
         "prefetch_recall": record.prefetch_recall,
         "h2d_bytes": record.h2d_bytes,
         "h2d_bytes_used": record.h2d_bytes_used,
+        "d2h_bytes": record.d2h_bytes,
         "link_utilisation": record.link_utilisation,
         "stall_ms": sum(record.stall_ms.values()) if record.stall_ms else NAN,
         "stall_by_cause": json.dumps(causes) if causes else None,

@@ -83,7 +83,8 @@ class RequestRecord:
 
     ttft_ms from prefill; tpot_ms = (t_last - t_first)/(n - 1); throughput in tokens/s of the whole batch.
     depth K and slots M (mean per layer) are those really used. Ratios are in [0, 1]; h2d_bytes count decoding
-    and prefill of this request (a batch's bytes are divided evenly). stall_ms: compute waiting, by cause.
+    and prefill of this request (a batch's bytes are divided evenly); d2h_bytes are experts written back.
+    stall_ms: compute waiting, by cause.
     peak_device_bytes: on a CPU the bytes that the system accounts for, on a GPU what it saw itself.
     """
 
@@ -106,6 +107,7 @@ class RequestRecord:
     prefetch_recall: float = NAN
     h2d_bytes: int | None = None
     h2d_bytes_used: int | None = None
+    d2h_bytes: int | None = None
     link_utilisation: float = NAN
     stall_ms: Mapping[str, float] = field(default_factory=dict)
     peak_device_bytes: int | None = None

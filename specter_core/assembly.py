@@ -55,6 +55,7 @@ class LoadedModel:
     store: HostExpertStore
     draft: DraftExperts | None
     fused_draft: DraftExpertsPath | None = None  # `draft` in the CUDA kernels' layout, made at first use
+    runtime: DeviceRuntime | None = None  # of device "cuda"; keeps the store page-locked
 
     @property
     def draft_kind(self) -> str:
@@ -62,6 +63,8 @@ class LoadedModel:
 
     def close(self) -> None:
         """Unmaps the store, and removes it when this process made it."""
+        if self.runtime:
+            self.runtime.close()
         self.store.close()
         if self.store.owner:
             self.store.unlink()

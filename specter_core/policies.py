@@ -72,7 +72,7 @@ class Replacements:
     """
 
     cache: Callable[[SlotPlan], ExpertCache] | None = None
-    link: Callable[[Link, SlotBuffer], Link] | None = None
+    link: Callable[[Link, SlotBuffer, ExpertCache], Link] | None = None
     prefetcher: Callable[[ExpertLoader], Prefetching] | None = None
     residency: Callable[[ExpertCache], Residency] | None = None
     depth: DepthPolicy | None = None

@@ -76,8 +76,8 @@ class WindowStats:
 
     prefetch_issued loads of plans went onto the link, prefetch_used of them served a committed token (precision);
     of the `absent` needed experts that were nowhere at b_1, absent_planned had been planned (recall). h2d_bytes crossed
-    the link in this window, h2d_bytes_used of loads were computed from for the first time. link_span_ms runs from b_1
-    (K = 0: from the start) to the end of verification.
+    the link in this window, h2d_bytes_used of loads were computed from for the first time; d2h_bytes
+    were written back. link_span_ms runs from b_1 (K = 0: from the start) to the end of verification.
     """
 
     depth: int = 0
@@ -99,6 +99,7 @@ class WindowStats:
     absent_planned: int = 0
     h2d_bytes: int = 0
     h2d_bytes_used: int = 0
+    d2h_bytes: int = 0
     link_busy_ms: float = 0.0
     link_span_ms: float = 0.0
     stall_ms: dict[str, float] = field(default_factory=dict)

@@ -16,7 +16,7 @@ class WindowMeter:
 
     def begin(self) -> None:
         counters = self._loader.link.counters
-        self._bytes, self._busy_ns = counters.bytes, counters.busy_ns
+        self._bytes, self._busy_ns, self._d2h_bytes = counters.bytes, counters.busy_ns, counters.d2h_bytes
         self._used_bytes = self._loader.counters.used_bytes
         self._open_ns: int | None = None
 
@@ -27,6 +27,7 @@ class WindowMeter:
     def end(self, stats: WindowStats) -> None:
         counters = self._loader.link.counters
         stats.h2d_bytes = counters.bytes - self._bytes
+        stats.d2h_bytes = counters.d2h_bytes - self._d2h_bytes
         stats.h2d_bytes_used = self._loader.counters.used_bytes - self._used_bytes
         stats.link_busy_ms = (counters.busy_ns - self._busy_ns) / 1e6
         if self._open_ns is not None:

@@ -58,9 +58,12 @@ class BusyInterval(NamedTuple):
 
 @dataclass(slots=True)
 class LinkCounters:
-    """Totals since the link was made. `intervals` is filled only when the link records them (trace)."""
+    """Totals since the link was made. `intervals` is filled only when the link records them (trace).
+    d2h_bytes: moved the other way, by a system that writes experts back.
+    """
 
     bytes: int = 0
+    d2h_bytes: int = 0
     transfers: int = 0
     cancelled: int = 0
     promoted: int = 0
