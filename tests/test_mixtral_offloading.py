@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
+from baselines.mixtral_offloading.swap_link import SwapLink
+from baselines.mixtral_offloading.swap_residency import SwapResidency
 from baselines.mixtral_offloading.system import SPARE_BUFFERS, MixtralOffloading, create
 from harness.system import MemorySpec, ModelSpec
 from harness.systems import specter
 from specter_core.errors import UserError
-from specter_core.types import Request
+from specter_core.memory.expert_cache import ExpertCache
+from specter_core.types import ExpertKey, Request
+from specter_core.verify.expert_ffn import expert_ffn
+from specter_core.verify.ops import Copy, Gemm, Source
 from tests.tiny_models import tiny_checkpoint
 
 REQUESTS = [Request(f"r{i}", tuple(range(4 + i, 20 + i)), 16, ignore_eos=True) for i in range(2)]
@@ -97,3 +103,83 @@ def test_unknown_options_name_the_known_ones(options: dict[str, str], text: str)
 def test_same_memory_without_a_budget_is_refused(folder: Path) -> None:
     with pytest.raises(UserError, match="needs a budget"):
         create({"capacity": "same_memory"}).load(spec(folder), memory(2))
+
+
+@pytest.fixture
+def as_released(folder: Path) -> Iterator[MixtralOffloading]:
+    system = create({"capacity": "same_cache", "variant": "as_released"})
+    system.load(spec(folder), memory(3))
+    yield system
+    system.close()
+
+
+def test_as_released_output_is_the_targets(as_released: MixtralOffloading, expected: list[tuple[int, ...]]) -> None:
+    assert [as_released.generate([r])[0].tokens for r in REQUESTS] == expected
+    found = as_released.generate(REQUESTS)
+    assert [r.tokens for r in found] == expected and found[0].variant == "as_released"
+
+
+def test_as_released_writes_every_victim_back_and_counts_its_bytes(as_released: MixtralOffloading) -> None:
+    engine = as_released._engine
+    assert engine is not None
+    victims: list[bool] = []
+    original = engine.experts.cache.begin_load
+
+    def spy(key: ExpertKey, slot: int) -> None:
+        original(key, slot)
+        victims.append(engine.experts.cache.previous(slot) is not None)
+
+    engine.experts.cache.begin_load = spy  # type: ignore[method-assign]
+    record = as_released.generate(REQUESTS[:1])[0]
+    entry_bytes = engine.experts.loader.link.entry_bytes
+    assert record.h2d_bytes == len(victims) * entry_bytes and record.d2h_bytes == sum(victims) * entry_bytes
+    assert victims.count(False) == 3 * 3, "only the first loads find an empty slot"
+    assert record.d2h_bytes > 0 and record.stall_ms["miss"] > 0
+
+
+def test_improved_writes_nothing_back(same_cache: MixtralOffloading) -> None:
+    assert same_cache.generate(REQUESTS[:1])[0].d2h_bytes == 0
+
+
+def test_nothing_is_computed_beside_a_copy_and_both_directions_are_paced(
+    as_released: MixtralOffloading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = as_released._engine
+    assert engine is not None
+    link = engine.experts.loader.link
+    assert isinstance(link, SwapLink)
+    idle: list[bool] = []
+
+    def spy(*operands: torch.Tensor) -> torch.Tensor:
+        idle.append(link._link.idle())
+        return expert_ffn(*operands)
+
+    monkeypatch.setattr(engine.experts.executor, "_expert_ffn", spy)
+    start_ns = time.perf_counter_ns()
+    record = as_released.generate(REQUESTS[:1])[0]
+    elapsed_s = (time.perf_counter_ns() - start_ns) / 1e9
+    assert idle and all(idle)
+    assert record.h2d_bytes is not None and record.d2h_bytes is not None
+    assert elapsed_s >= 0.9 * (record.h2d_bytes + record.d2h_bytes) / 2e9
+
+
+@pytest.mark.parametrize("needed", [[0, 1], [0, 2, 3, 4], [1, 2, 3, 4, 5, 6, 7]])
+@pytest.mark.parametrize("spare", [1, 2, 4])
+def test_hits_come_first_and_at_most_the_spare_buffers_swaps_are_under_way(needed: list[int], spare: int) -> None:
+    cache = ExpertCache((3,))
+    for slot, expert in enumerate((2, 5, 1)):
+        cache.begin_load(ExpertKey(0, expert), slot)
+        cache.finish_load(slot)
+    plan = SwapResidency(cache, spare).plan_layer(0, needed)
+    hits = [e for e in needed if e in (1, 2, 5)]
+    computed = [op.key.expert for op in plan.ops if isinstance(op, Gemm)]
+    assert computed == hits + [e for e in needed if e not in hits]
+    assert list(plan.hits) == hits and list(plan.misses) == computed[len(hits) :]
+    moving = 0
+    for op in plan.ops:
+        moving += isinstance(op, Copy)
+        assert moving <= min(spare, 3)
+        moving -= isinstance(op, Gemm) and op.source is Source.MISS
+    copies = [op.slot for op in plan.ops if isinstance(op, Copy)]
+    unneeded = [slot for slot, expert in enumerate((2, 5, 1)) if expert not in needed]
+    assert copies[: len(unneeded)] == unneeded[: len(copies)], "least recently used first, hits of this layer last"

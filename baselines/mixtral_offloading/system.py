@@ -7,26 +7,35 @@ from dataclasses import replace
 from typing import Any
 
 from baselines.mixtral_offloading.lookahead import SpeculativeLoading, likeliest_of
+from baselines.mixtral_offloading.swap_link import SwapLink
+from baselines.mixtral_offloading.swap_residency import SwapResidency
 from harness.system import MemorySpec
 from harness.systems.engine_system import EngineSystem
 from specter_core.assembly import LoadedModel, build_engine, fixed_parts
 from specter_core.engine import SpecterEngine
 from specter_core.errors import UserError
 from specter_core.options import EngineOptions
+from specter_core.policies import Replacements
 
 SPARE_BUFFERS = 4
 _CAPACITIES = ("same_cache", "same_memory")
+_VARIANTS = ("improved", "as_released")
 
 
 class MixtralOffloading(EngineSystem):
-    """Per-layer LRU of full-precision experts, no draft, speculative loading into spare buffers.
+    """Per-layer LRU of full-precision experts, no draft.
+
+    variant improved: speculative loading into spare buffers, victims dropped. as_released: no speculative loading,
+    victims written back, copies and computation take turns.
 
     capacity same_cache: Specter's number of slots, the spare buffers on top. same_memory: Specter's total bytes, the
     draft's share spent on slots and spare buffers.
     """
 
-    def __init__(self, options: EngineOptions, *, capacity: str, spare_buffers: int, likeliest: int | None) -> None:
-        super().__init__(options, variant="improved")
+    def __init__(
+        self, options: EngineOptions, *, variant: str, capacity: str, spare_buffers: int, likeliest: int | None
+    ) -> None:
+        super().__init__(options, variant=variant)
         self._capacity = capacity
         self._spare = spare_buffers
         self._likeliest = likeliest
@@ -41,7 +50,14 @@ class MixtralOffloading(EngineSystem):
             raise UserError("capacity 'same_memory' needs a budget and 0 were given; choose a memory setting with one")
         else:
             budget = memory.budget_bytes
-        engine = build_engine(model, options, budget_bytes=budget, rate_bytes_per_s=memory.link_rate_bytes_per_s)
+        rate = memory.link_rate_bytes_per_s
+        if self._variant == "as_released":
+            swapping = Replacements(
+                link=lambda link, slots, cache: SwapLink(link, slots, cache, rate),
+                residency=lambda cache: SwapResidency(cache, self._spare),
+            )
+            return build_engine(model, options, budget_bytes=budget, rate_bytes_per_s=rate, replacements=swapping)
+        engine = build_engine(model, options, budget_bytes=budget, rate_bytes_per_s=rate)
         guesses = self._likeliest or likeliest_of(config.top_k)
         engine.install_hook(SpeculativeLoading(engine.experts.loader, guesses))
         return engine
@@ -59,14 +75,15 @@ class MixtralOffloading(EngineSystem):
 
 
 def create(options: Mapping[str, Any]) -> MixtralOffloading:
-    """options: capacity (same_cache | same_memory), variant (improved), spare_buffers, likeliest."""
+    """options: capacity (same_cache | same_memory), variant (improved | as_released), spare_buffers, likeliest."""
     variant, capacity = str(options.get("variant", "improved")), str(options.get("capacity", "same_memory"))
-    if variant != "improved":
-        raise UserError(f"variant {variant!r} of Mixtral-Offloading is not built, known is improved; choose it")
+    if variant not in _VARIANTS:
+        raise UserError(f"variant {variant!r} is unknown, known are {', '.join(_VARIANTS)}; choose one of these")
     if capacity not in _CAPACITIES:
         raise UserError(f"capacity {capacity!r} is unknown, known are {', '.join(_CAPACITIES)}; choose one of these")
     return MixtralOffloading(
         EngineOptions(depth=0, prefetch=False, eviction="lru"),
+        variant=variant,
         capacity=capacity,
         spare_buffers=int(options.get("spare_buffers", SPARE_BUFFERS)),
         likeliest=options.get("likeliest"),
