@@ -6,6 +6,8 @@ A system plans its own slots when it loads; these numbers choose what all system
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from harness.system import ModelShape
 
 DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
@@ -45,7 +47,7 @@ def slots_budget_bytes(shape: ModelShape, slots: int, batch: int, max_sequence: 
     return fixed + slots * shape.moe_layers * entry_bytes(shape)
 
 
-def slots_in(shape: ModelShape, budget_bytes: int, batch: int, max_sequence: int, depth: int) -> float:
-    """Mean slots per layer that a budget leaves, at most E; below 1 the budget is too small."""
-    free = budget_bytes - sum(parts(shape, batch, max_sequence, depth).values())
+def slots_in(shape: ModelShape, budget_bytes: int, fixed: Mapping[str, int]) -> float:
+    """Mean slots per layer that a budget leaves beside the fixed parts, at most E; below 1 it is too small."""
+    free = budget_bytes - sum(fixed.values())
     return min(float(shape.experts), max(0, free // entry_bytes(shape)) / shape.moe_layers)

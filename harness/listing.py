@@ -17,6 +17,9 @@ from harness.records import key_of, read_rows
 from harness.system import ModelSpec
 from harness.weights import absent
 
+OWN_DRAFT_VARIANTS = ("adapted", "streaming")
+"""Systems whose draft shares nothing with the target: its tensors and KV are counted twice."""
+
 
 def catalogue_lines(source: PromptSource) -> Iterator[str]:
     """One line per model (and kind of weights), dataset, system and sweep, with what is missing."""
@@ -88,14 +91,18 @@ def memory_line(planned: PlannedGroup) -> str:
     if shape is None or memory.budget_bytes is None:
         return f"{head}: no budget, every expert resident"
     fixed = parts(shape, memory.batch, memory.max_sequence, group.depth)
+    options = group.system.options
+    own_draft = options.get("variant") in OWN_DRAFT_VARIANTS
+    if own_draft:
+        fixed |= {"draft_shared": fixed["shared"], "kv": 2 * fixed["kv"]}
     shown = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in fixed.items() if size)
     line = f"{head}: budget {memory.budget_bytes / 1e6:,.1f} MB; {shown}"
     if not group.system.needs_store:
         return f"{line}, the rest for resident layers"
-    same_cache = group.system.options.get("capacity", "same_cache") == "same_cache"
+    same_cache = options.get("capacity", "same_cache") == "same_cache" and not own_draft
     slots: float | None = memory.slots_per_layer if same_cache else None
     if slots is None:
-        slots = slots_in(shape, memory.budget_bytes, memory.batch, memory.max_sequence, group.depth)
+        slots = slots_in(shape, memory.budget_bytes, fixed)
     size = slots * shape.moe_layers * entry_bytes(shape)
     return f"{line}, slots {size / 1e6:,.1f} ({slots:.1f} of {shape.experts} per layer)"
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import pandas as pd
 from scipy.stats import bootstrap
@@ -33,7 +36,7 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     for key, block in rows.groupby(SETTING, sort=False, dropna=False):
         ok = block[block["status"] == "ok"]
         specter = per_prompt(ok[ok["system"] == "specter"])
-        for (system, variant, depth), group in block.groupby(["system", "variant", "K"], sort=False):
+        for system, variant, depth, group in _lines(block):
             good = group[group["status"] == "ok"]
             line = dict(zip(SETTING, key, strict=True)) | {"system": system, "variant": variant, "K": depth}
             line |= {"M": good["M"].mean(), "n": len(good), "failed": len(group) - len(good)}
@@ -43,6 +46,16 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
             line |= dict(zip(("ratio", "ratio_low", "ratio_high"), ratio(per_prompt(good), specter), strict=True))
             lines.append(line)
     return pd.DataFrame(lines)
+
+
+def _lines(block: pd.DataFrame) -> Iterator[tuple[Any, Any, Any, pd.DataFrame]]:
+    """Rows by (system, variant, K). A system that chooses K itself has one line, at its mean K: no prompt was
+    measured twice."""
+    for (system, variant), group in block.groupby(["system", "variant"], sort=False):
+        if group.duplicated(["dataset", "prompt_id", "repeat"]).any():
+            yield from ((system, variant, depth, part) for depth, part in group.groupby("K", sort=False))
+        else:
+            yield system, variant, round(group["K"].mean()), group
 
 
 def per_prompt(rows: pd.DataFrame) -> pd.Series:

@@ -49,14 +49,14 @@ def test_shapes_of_the_full_models_add_up_to_the_published_sizes(name, total_byt
 @pytest.mark.parametrize("budget", ["high", "low"])
 def test_each_budget_holds_specter_with_more_than_one_slot_per_layer_and_not_every_expert(name, budget):
     entry = model_entry(name, catalogue.load("model", name))
-    slots = slots_in(entry.shape, int(entry.budgets_bytes[budget]), 1, 256, entry.depth)
+    slots = slots_in(entry.shape, int(entry.budgets_bytes[budget]), parts(entry.shape, 1, 256, entry.depth))
     assert 1 < slots < entry.shape.experts
 
 
 def test_a_budget_that_was_made_for_slots_gives_those_slots_back():
     shape = model_entry("qwen15_moe", catalogue.load("model", "qwen15_moe")).shape
     for slots in (1, 3, 17):
-        assert slots_in(shape, slots_budget_bytes(shape, slots, 2, 100, 8), 2, 100, 8) == slots
+        assert slots_in(shape, slots_budget_bytes(shape, slots, 2, 100, 8), parts(shape, 2, 100, 8)) == slots
     assert parts(shape, 1, 100, 0)["draft"] == 0 and entry_bytes(shape) % 256 == 0
 
 
