@@ -3,24 +3,16 @@ hand."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from harness import datasets
-from harness.catalogue import ROOT
+from harness import assets, datasets
 from harness.datasets import PromptText
 from harness.prompts import BenchPrompt
 from harness.system import ModelSpec
 from specter_core.errors import UserError
 
 WARMUP = "The ferry left the harbour at dawn with two lorries, a dozen cyclists and a crate of oranges. "
-
-
-def assets_root() -> Path:
-    """downloads/, or the folder of extracted release archives where SPECTER_WORK names a workspace."""
-    work = os.environ.get("SPECTER_WORK")
-    return Path(work) / "specter-assets" if work else ROOT / "downloads"
 
 
 class DatasetSource:
@@ -33,13 +25,13 @@ class DatasetSource:
         self._selected: dict[tuple[str, str, int], list[BenchPrompt]] = {}
 
     def absent(self, dataset: str) -> str | None:
-        return datasets.absent(dataset, assets_root())
+        return datasets.absent(dataset, assets.dataset_root(dataset))
 
     def select(self, model: ModelSpec, dataset: str, prefix_tokens: int) -> list[BenchPrompt]:
         key = (model.path, dataset, prefix_tokens)
         if key not in self._selected:
             if dataset not in self._texts:
-                self._texts[dataset] = datasets.load_texts(dataset, assets_root())
+                self._texts[dataset] = datasets.load_texts(dataset, assets.dataset_root(dataset))
             found = datasets.select_prompts(
                 self._texts[dataset],
                 self._encoder(model),

@@ -17,7 +17,13 @@ from harness.catalogue import ROOT
 
 
 def git_commit(root: Path = ROOT) -> str:
-    """Short commit, "-dirty" appended when tracked files differ from it; "unknown" outside a checkout."""
+    """Short commit, "-dirty" appended when tracked files differ from it; "unknown" outside a checkout.
+
+    The release's source has no repository around it: its SOURCE_COMMIT names the commit that it was made from.
+    """
+    released = root / "SOURCE_COMMIT"
+    if released.is_file():
+        return released.read_text(encoding="utf-8").strip()[:12]
     try:
         head = _git(root, "rev-parse", "--short=12", "HEAD")
         return head + ("-dirty" if _git(root, "status", "--porcelain", "--untracked-files=no") else "")

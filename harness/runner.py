@@ -11,7 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness import environment, frame
+from harness import assets, environment, frame
 from harness.catalogue import ROOT
 from harness.config import RunConfig, SystemEntry
 from harness.grid import PlannedGroup, RunPlan, missing_module
@@ -62,7 +62,7 @@ def run(
             config=config,
             records=records,
             reference=ReferenceTokens(out / "reference_tokens.jsonl"),
-            logs=out / "workers",
+            logs=assets.worker_logs(out),
             git_commit=commit,
             notice=progress.notice,
             advance=progress.advance,

@@ -9,6 +9,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness import assets
 from harness.catalogue import ROOT
 from harness.config import ModelEntry
 from harness.footprint import draft_bytes
@@ -42,14 +43,12 @@ def absent(entry: ModelEntry, kind: str | None = None) -> str | None:
 
 
 def fetch_command(entry: ModelEntry) -> str:
-    return f"python3 initialization/download_models.py --only {entry.download['name']}"
+    return f"python3 initialization/download_models.py --only {entry.download['name']}{assets.output_option()}"
 
 
 def draft_command(entry: ModelEntry) -> str:
-    paths = entry.weights["official"]
-    return (
-        f"python3 initialization/quantize_draft.py --model {paths['path']} --output {paths['draft']} --calibration TEXT"
-    )
+    target, draft = (_shown(_folder(entry, "official", part)) for part in ("path", "draft"))
+    return f"python3 initialization/quantize_draft.py --model {target} --output {draft} --calibration TEXT"
 
 
 def model_spec(entry: ModelEntry, kind: str | None = None) -> ModelSpec:
@@ -133,7 +132,7 @@ def tensor_sizes(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def _folder(entry: ModelEntry, kind: str, part: str) -> Path:
-    return ROOT / entry.weights[kind].get(part, "")
+    return assets.checkpoint_folder(entry.weights[kind].get(part, ""), entry.download.get("archive"))
 
 
 def _shown(path: Path) -> str:
