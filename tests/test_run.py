@@ -82,7 +82,7 @@ def tiny_run(out: Path, *more: str) -> list[str]:
         ("model=gpt5", "model=gpt5 is unknown; known: deepseek_v2_lite, deepseek_v2_mini"),
         ("system=[specter,mo_xl]", "system=mo_xl is unknown; known: autoregressive,"),
         ("dataset=pile", "dataset=pile is unknown; known: builtin, c4"),
-        ("memory=vast", "memory=vast is unknown; known: high, low, tight, wide"),
+        ("memory=vast", "memory=vast is unknown; known: high, low,"),
         ("sweep=everything", "sweep=everything is unknown; known:"),
         ("link=pcie9", "link=pcie9 is unknown; known: native, pcie3, pcie4, scaled"),
         ("launcher=k8s", "launcher=k8s is unknown; known: local"),
@@ -152,7 +152,7 @@ def test_plan_lists_groups_slots_bytes_and_skips_and_runs_nothing(tmp_path):
     done = run("plan", *tiny_run(tmp_path, later, "+systems.specter.needs_store=true"))
     assert done.returncode == 0, done.stderr
     assert "2 cell groups in 1 blocks, 10 requests" in done.stdout
-    assert "tiny, tight, specter, K = 4: 5 of 5 requests x 32 tokens to do" in done.stdout
+    assert "tiny, tight, specter, K = 4: 5 of 5 requests x 48 tokens to do" in done.stdout
     assert "slots 1.2 (3.0 of 16 per layer)" in done.stdout
     assert "skipped: tiny, tight, vllm: later" in done.stdout
     assert not (tmp_path / "records.csv").exists()
