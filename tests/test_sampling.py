@@ -72,7 +72,7 @@ def test_verified_token_follows_the_target_distribution(temperature: float, top_
     generator = torch.Generator().manual_seed(1)
     target = torch.randn(1, 2, VOCAB, generator=generator) * 1.5
     draft = target[:, 0] + torch.randn(1, VOCAB, generator=generator)
-    n = 6000
+    n = 2500
     settings = params(1, temperature, top_p, top_k)
     q = filtered_probs(draft, settings.temperature, settings.top_p, settings.top_k)
     counts = torch.zeros(VOCAB)
