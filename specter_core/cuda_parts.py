@@ -39,7 +39,8 @@ class CudaParts:
                 " the checkpoint or use device 'cpu'"
             )
         self._model, self._options, self._trace = model, options, trace
-        self._runtime = runtime or CudaRuntime()
+        model.runtime = runtime or model.runtime or CudaRuntime()
+        self._runtime = model.runtime
         self._weights = FusedWeights.of(decoder)
 
     def link(self, slots: SlotBuffer, rate_bytes_per_s: float | None) -> CudaLink:

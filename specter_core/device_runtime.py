@@ -9,6 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from specter_core.memory.host_registration import HostRegistration
+
 DRIVER = "libcuda.so.1"
 
 
@@ -46,8 +48,12 @@ class DeviceRuntime(Protocol):
         """A new stream beside the compute stream."""
         ...
 
-    def register(self, segment: Tensor) -> Callable[[], None]:
-        """Page-lock a host segment; returns what undoes it."""
+    def register(self, segment: Tensor) -> None:
+        """Page-lock a host segment, once, until `close`."""
+        ...
+
+    def close(self) -> None:
+        """Unlock what was registered. No copy may be under way. Idempotent."""
         ...
 
     def mapped(self, *shape: int, dtype: torch.dtype) -> Tensor:
@@ -89,8 +95,9 @@ class CudaRuntime:
         status = ctypes.CDLL(DRIVER).cuCtxGetCurrent(ctypes.byref(found))
         assert status == 0 and found.value, status
         self.context = int(found.value)
-        self.pdl = torch.cuda.get_device_capability() >= (9, 0)
+        self.pdl = False  # measured slower than plain launches in graphs (results/h200/kernels)
         self._streams: list[torch.cuda.Stream] = []
+        self._registered: dict[int, HostRegistration] = {}
 
     @property
     def stream(self) -> int:
@@ -100,10 +107,14 @@ class CudaRuntime:
         self._streams.append(torch.cuda.Stream())
         return int(self._streams[-1].cuda_stream)
 
-    def register(self, segment: Tensor) -> Callable[[], None]:
-        from specter_core.memory.host_registration import HostRegistration
+    def register(self, segment: Tensor) -> None:
+        if segment.data_ptr() not in self._registered:
+            self._registered[segment.data_ptr()] = HostRegistration(segment)
 
-        return HostRegistration(segment).close
+    def close(self) -> None:
+        for registration in self._registered.values():
+            registration.close()
+        self._registered.clear()
 
     def mapped(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(*shape, dtype=dtype, pin_memory=True)

@@ -36,8 +36,11 @@ class HostRuntime:
     def copy_stream(self) -> int:
         return 2
 
-    def register(self, segment: Tensor) -> Callable[[], None]:
-        return lambda: None
+    def register(self, segment: Tensor) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
     def mapped(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(*shape, dtype=dtype)

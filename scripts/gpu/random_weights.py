@@ -14,10 +14,10 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from specter_core.assembly import LoadedModel
+from specter_core.device_runtime import CudaRuntime
 from specter_core.draft.draft_store import DraftExperts
 from specter_core.draft.int4 import GROUP, Int4Matrix
 from specter_core.draft.kernels.path import FusedExpertPath
-from specter_core.memory.host_registration import HostRegistration
 from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.payload import TRAILER_BYTES, PayloadLayout, trailer_words
 from specter_core.model.config import ModelConfig
@@ -47,6 +47,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 1e-6, "max_position_embeddings": 8192, "rope_theta": 1000000.0, "torch_dtype": "bfloat16",
     },
 }  # fmt: skip
+
+
+COMMON = 1.0
+"""Size of the direction that all tokens share: some experts are popular, as in trained models."""
+EXPERT_GAIN = 1.3
+"""Of the routed experts' output: smaller, and the draft is accepted more often."""
 
 
 class RandomSource:
@@ -100,30 +106,32 @@ def random_model(name: str, *, seed: int = 0, branch: float = 0.3, log: bool = T
     config = ModelConfig.from_dict(CONFIGS[name])
     family, source, ops = family_named(config.family), RandomSource(config, seed, branch), CudaOps()
     embedding = source.get("model.embed_tokens.weight")
+    common = torch.randn(config.hidden, generator=source._generator, device="cuda")
+    embedding = embedding + (common * COMMON).to(embedding.dtype)
     layers = family.build_layers(config, source, ops)  # type: ignore[arg-type]
     norm = load_norm("model.norm", config, source, ops)  # type: ignore[arg-type]
-    decoder = Decoder(config, embedding, layers, norm, source.get("lm_head.weight"), None, ops)
+    head = source.get("lm_head.weight")
+    head -= torch.outer(head @ common.to(head.dtype), (common / common.norm() ** 2).to(head.dtype))
+    decoder = Decoder(config, embedding, layers, norm, head, None, ops)
     note("shared tensors")
     layout = PayloadLayout(config.hidden, config.expert_width, torch.bfloat16)
     store = HostExpertStore.create(len(config.moe_layers), config.num_experts, layout)
     note(f"host store {store.segment.numel() / 1e9:.1f} GB reserved")
-    registration = HostRegistration(store.segment)
+    runtime = CudaRuntime()
+    runtime.register(store.segment)
     note("host store page-locked")
     draft = _fill(config, layout, store, seed, branch)
     torch.cuda.synchronize()
-    registration.close()
     store.mark_ready()
     note("experts and INT4 draft")
-    path = FusedExpertPath(draft, config.top_k, "cuda", pdl=torch.cuda.get_device_capability() >= (9, 0))
+    path = FusedExpertPath(draft, config.top_k, "cuda", pdl=runtime.pdl)
     del draft
     torch.cuda.empty_cache()
     note("draft repacked")
-    return LoadedModel(decoder, store, None, path)
+    return LoadedModel(decoder, store, None, path, runtime)
 
 
-def _fill(
-    config: ModelConfig, layout: PayloadLayout, store: HostExpertStore, seed: int, branch: float
-) -> DraftExperts:
+def _fill(config: ModelConfig, layout: PayloadLayout, store: HostExpertStore, seed: int, branch: float) -> DraftExperts:
     """Experts into the store, layer by layer, and the draft that was rounded from them."""
     experts, hidden, width = config.num_experts, config.hidden, config.expert_width
     low, high, size, encoding = trailer_words(hidden, width, 2, layout.encoding)
@@ -135,7 +143,7 @@ def _fill(
         flat = entries[:, : layout.payload_bytes].view(torch.bfloat16)
         wide = flat[:, : 2 * hidden * width].view(experts, 2 * width, hidden)
         tall = flat[:, 2 * hidden * width :].view(experts, hidden, width)
-        for target, gain in ((wide, hidden**-0.5), (tall, branch * width**-0.5 * 4)):
+        for target, gain in ((wide, hidden**-0.5), (tall, EXPERT_GAIN * branch * width**-0.5)):
             noise = torch.randn(target.shape, generator=generator, device="cuda", dtype=torch.bfloat16)
             target.copy_(noise * gain)
         words = [struct.pack("<iiiiIiI", low, high, layer, e, encoding, 0, size) + bytes(4) for e in range(experts)]

@@ -71,6 +71,7 @@ class ExpertCache:
         self._previous: list[Occupant | None] = [None] * self._total
         self._slot_of: dict[ExpertKey, int] = {}
         self._clock = 0
+        self._versions = [0] * len(slots_per_layer)
 
     @property
     def slots_per_layer(self) -> tuple[int, ...]:
@@ -102,6 +103,7 @@ class ExpertCache:
         """
         key = self._keys[staging_slot]
         assert key is not None and key.layer == layer, (staging_slot, key, layer)
+        self._versions[layer] += 1
         assert self.state(victim_slot) in (SlotState.EMPTY, SlotState.RESIDENT), (victim_slot, self.state(victim_slot))
         own = self._members[layer]
         own[own.index(victim_slot)] = staging_slot
@@ -138,6 +140,15 @@ class ExpertCache:
         """Experts of `layer` in its own slots that are resident or protected, in slot order."""
         return [k for s in self.layer_slots(layer) if (k := self._keys[s]) is not None and not self._loading[s]]
 
+    def resident_slots(self, layer: int) -> dict[int, int]:
+        """expert -> slot of the experts in `layer`'s own slots that are complete."""
+        keys, loading = self._keys, self._loading
+        return {k.expert: s for s in self._members[layer] if (k := keys[s]) is not None and not loading[s]}
+
+    def version(self, layer: int) -> int:
+        """Changes whenever `resident_slots(layer)` may have."""
+        return self._versions[layer]
+
     def free_slots(self, layer: int) -> list[int]:
         """EMPTY slots of `layer`, staging not included."""
         return [s for s in self.layer_slots(layer) if self._keys[s] is None]
@@ -158,6 +169,7 @@ class ExpertCache:
             self.state(slot),
             self._slot_of.get(key),
         )
+        self._versions[key.layer] += 1
         former = self._keys[slot]
         self._previous[slot] = None
         if former is not None:
@@ -170,7 +182,9 @@ class ExpertCache:
 
     def finish_load(self, slot: int) -> None:
         """LOADING -> RESIDENT (PROTECTED when it was protected while loading)."""
-        assert self._loading[slot], (slot, self.state(slot))
+        key = self._keys[slot]
+        assert self._loading[slot] and key is not None, (slot, self.state(slot))
+        self._versions[key.layer] += 1
         self._loading[slot] = False
         self._previous[slot] = None
 
@@ -181,6 +195,7 @@ class ExpertCache:
         assert self._loading[slot] and not self._protections[slot], (slot, self.state(slot))
         key, former = self._keys[slot], self._previous[slot]
         assert key is not None
+        self._versions[key.layer] += 1
         del self._slot_of[key]
         self._loading[slot] = False
         self._keys[slot] = None
@@ -205,6 +220,7 @@ class ExpertCache:
         assert self.state(slot) is SlotState.RESIDENT, (slot, self.state(slot))
         key = self._keys[slot]
         assert key is not None
+        self._versions[key.layer] += 1
         del self._slot_of[key]
         self._keys[slot] = None
         self._recency[slot] = 0

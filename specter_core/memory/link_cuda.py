@@ -45,7 +45,7 @@ class CudaLink:
         self._store = store
         self._runtime = runtime
         self._slots = slots
-        self._unregister = runtime.register(store.segment)
+        runtime.register(store.segment)
         stream = runtime.copy_stream()
         args = (runtime.driver.encode(), runtime.context, stream, piece_bytes, pieces)
         probe = self._lib.worker_create(*args, 0.0, 1.0, 0)
@@ -153,12 +153,11 @@ class CudaLink:
         return [value / 1e3 for value in buffer[:count]]
 
     def close(self) -> None:
-        """Stop after the pieces under way, end the worker and unregister the host memory. Idempotent."""
+        """Stop after the pieces under way and end the worker. Idempotent."""
         if self._worker is not None:
             self._counters = self.counters
             self._lib.worker_close(self._worker)
             self._worker = None
-            self._unregister()
 
     def _live(self) -> int:
         assert self._worker is not None, "link is closed"

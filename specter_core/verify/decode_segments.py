@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -44,6 +44,8 @@ class DecodeSegments:
         self._ids = runtime.mapped(layers, -(-rows * top_k // 4) * 4, dtype=torch.int32)
         self._flags = runtime.mapped(layers, 4, dtype=torch.int32)
         self._host_table = runtime.mapped(layers, columns, dtype=torch.int32).fill_(-1)
+        self._table_rows = self._host_table.numpy()
+        self._shown: list[dict[int, int] | None] = [None] * layers  # what the host table holds
         self._table = torch.full((layers, columns), -1, dtype=torch.int32, device=device)
         self._valid = step.valid.view(torch.uint8)
         plain = [self._segment(j) for j in range(layers + 1)]
@@ -53,8 +55,9 @@ class DecodeSegments:
         runtime.synchronize()
         self.segments = [runtime.capture(run) for run in plain] if graphs else plain
 
-    def fill(self, tokens: Tensor, rows: Rows, table: list[dict[int, int]]) -> None:
-        """tokens int64 [B, T] and rows (host) with T ≤ steps; table: resident expert -> slot, per MoE layer."""
+    def fill(self, tokens: Tensor, rows: Rows, table: Sequence[dict[int, int]]) -> None:
+        """tokens int64 [B, T] and rows (host) with T ≤ steps; table: resident expert -> slot, per MoE layer;
+        a dict that was shown before has not changed."""
         steps = rows.steps
         assert steps <= self.steps and rows.batch == self.batch, (steps, self.steps, rows.batch, self.batch)
         inputs = self._inputs.view(3, self.batch, self.steps)
@@ -62,10 +65,12 @@ class DecodeSegments:
         inputs[0, :, :steps] = tokens
         inputs[1, :, :steps] = rows.positions
         inputs[2, :, :steps] = rows.valid
-        self._host_table.fill_(-1)
         for layer, slots in enumerate(table):
-            if slots:
-                self._host_table[layer, list(slots)] = torch.tensor(list(slots.values()), dtype=torch.int32)
+            if slots is not self._shown[layer]:
+                self._shown[layer] = slots
+                row = self._table_rows[layer]
+                row.fill(-1)
+                row[list(slots)] = list(slots.values())
         self._flags.zero_()
 
     def ids(self, j: int, steps: int) -> Tensor:

@@ -66,8 +66,9 @@ class LayerPass:
         self._slot_of: dict[int, _Slot] = {}  # needed experts that are resident, loading or being copied
         self._source = self._sources()
         self._slots = self._survey(cache, policy)
+        self._own = [s for s in self._slots if not s.staging]
+        self._staging = [s for s in self._slots if s.staging]
         self._keep = self._worth_keeping(len(cache.layer_slots(needs.layer)))
-        self._has_staging = len(cache.staging_slots) > 0
         self._pending = [e for e in order if e in needs.absent]
         self._queue = [e for e in order if not hit_first or e not in needs.absent]  # to compute, in this order
         self._outstanding = len(needs.loading)  # loads whose expert is not computed yet
@@ -126,19 +127,24 @@ class LayerPass:
         placed = True
         while placed and self._pending:
             placed = False
+            refused: set[bool] = set()  # what holds for one expert (not) worth keeping holds for all of them
             for expert in self._pending if self._hit_first else self._pending[:1]:
-                slot = self._choose(expert)
+                kept = expert in self._keep
+                slot = None if kept in refused else self._choose(kept)
                 if slot is not None:
                     self._copy(expert, slot)
                     placed = True
                     break
+                refused.add(kept)
+                if len(refused) == 2:
+                    break
 
-    def _choose(self, expert: int) -> _Slot | None:
-        """Slot for a missing expert now, or None when it is better to wait for a Release."""
-        own = [s for s in self._slots if not s.staging]
+    def _choose(self, kept: bool) -> _Slot | None:
+        """Slot for a missing expert (one worth keeping or not) now, or None when it is better to wait for a Release."""
+        own = self._own
         spare = [s for s in own if s.available and s.expert not in self._keep]
-        if self._has_staging and expert not in self._keep:
-            staging = [s for s in self._slots if s.staging and s.available]
+        if self._staging and not kept:
+            staging = [s for s in self._staging if s.available]
             return min(staging or spare, key=lambda s: s.rank, default=None)
         if spare:
             return min(spare, key=lambda s: s.rank)
@@ -147,7 +153,7 @@ class LayerPass:
         arriving = [s for s in own if s.arriving]
         if self._outstanding >= self._lookahead or (next_is_hit and (awaited or arriving)):
             return None
-        if awaited and expert in self._keep:
+        if awaited and kept:
             return None
         choice = arriving or [s for s in own if s.available]
         return min(choice, key=lambda s: s.rank, default=None)

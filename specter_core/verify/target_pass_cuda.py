@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from specter_core.draft.draft_graph import kv_bucket
-from specter_core.memory.expert_cache import SlotState
 from specter_core.model.decoder import Decoder
 from specter_core.model.fused_pass import FusedPass
 from specter_core.model.fused_weights import FusedWeights, rope_tables
@@ -44,6 +43,8 @@ class CudaTargetPass:
         self._segments: dict[int, DecodeSegments] = {}
         self._made_for: KVCache | None = None
         self._layers = len(decoder.config.moe_layers)
+        self._versions = [-1] * self._layers
+        self._resident: list[dict[int, int]] = [{} for _ in range(self._layers)]
 
     def prefill(self, prompt: Sequence[int], row: int, kv: KVCache, chunk_tokens: int, stats: WindowStats) -> Tensor:
         """See `TargetPass.prefill`."""
@@ -57,7 +58,7 @@ class CudaTargetPass:
         tokenwise = self.experts.order != "expertwise"
         table: list[dict[int, int]] = [{} for _ in range(self._layers)]
         if self.hook is None and not tokenwise:
-            table = [self._residents(layer) for layer in range(self._layers)]
+            table = self._residents()
         made.fill(tokens, rows, table)
         if self.hook is not None:
             self._decode_with(self.hook, made, rows, stats)
@@ -122,15 +123,14 @@ class CudaTargetPass:
             hook.after_layer(j, hidden, self.decoder.layers[index + 1 :])
         made.finish()
 
-    def _residents(self, layer: int) -> dict[int, int]:
-        """Expert -> slot of the layer's own slots that may be computed from now."""
+    def _residents(self) -> list[dict[int, int]]:
+        """Per MoE layer, expert -> slot of what may be computed from now; read anew where the cache has changed."""
         cache = self.experts.cache
-        found = {}
-        for slot in cache.layer_slots(layer):
-            key = cache.key(slot)
-            if key is not None and cache.state(slot) is SlotState.RESIDENT:
-                found[key.expert] = slot
-        return found
+        for layer in range(self._layers):
+            if self._versions[layer] != cache.version(layer):
+                self._versions[layer] = cache.version(layer)
+                self._resident[layer] = cache.resident_slots(layer)
+        return list(self._resident)
 
     def _segments_for(self, kv: KVCache, positions: int) -> DecodeSegments:
         """The segments of this KV cache and bucket; captured at first use."""

@@ -1,0 +1,299 @@
+"""Windows of full-size random models on CUDA: python -m scripts.gpu.bench_window --model deepseek_v2_lite
+
+Per budget: exactness against the plain target (K = 0, every expert resident) by tokens, bits of the logits and of the
+committed KV; then per window draft and verify ms, bytes moved and used, use of the link from b_1 on, the bound, and
+what a demand-only LRU with the same slots would have moved. Prints ceilings first; the last line is one JSON object.
+Writes window_MODEL.csv (one row per window) and window_MODEL_summary.csv to $OUT (or outputs/).
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import csv
+import gc
+import io
+import json
+import os
+import pstats
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.gpu.bench_draft import hbm_ceiling_tb_per_s, kernel_shares, step_bytes, time_steps
+from scripts.gpu.random_weights import random_model
+from specter_core.assembly import LoadedModel, build_engine
+from specter_core.engine import SpecterEngine
+from specter_core.options import EngineOptions
+from specter_core.types import ExpertKey, Request, WindowStats
+
+ROOT = Path(__file__).resolve().parents[2]
+BUDGETS_GB = {"deepseek_v2_lite": (24.0, 18.0), "qwen1.5_moe": (20.0, 16.0)}
+DEPTHS = {"deepseek_v2_lite": 16, "qwen1.5_moe": 8}
+PROMPT_TOKENS = 96
+
+
+class Bits:
+    """Hashes of the logits of every committed position: positions verified again replace what was rejected."""
+
+    def __init__(self, engine: SpecterEngine) -> None:
+        self.by_position: dict[int, int] = {}
+        self._decode = engine.target.decode
+        vocab = engine.decoder.config.vocab_size
+        self._weights = torch.arange(vocab, device="cuda") * 2_654_435_761 + 1
+        engine.target.decode = self._watched  # type: ignore[method-assign]
+
+    def _watched(self, tokens: Tensor, rows: Any, kv: Any, stats: WindowStats) -> Tensor:
+        logits = self._decode(tokens, rows, kv, stats)
+        hashes = (logits[0].contiguous().view(torch.int32).long() * self._weights).sum(dim=1).tolist()
+        for position, value in zip(rows.positions[0].tolist(), hashes, strict=True):
+            self.by_position[position] = value
+        return logits
+
+
+def committed_kv(engine: SpecterEngine, end: int) -> list[Tensor]:
+    kv = engine.kv
+    return [t[0, :end].clone() for t in (*kv.keys, *kv.values, *kv.latents)]
+
+
+def request(seed: int, tokens: int, vocab: int) -> Request:
+    generator = torch.Generator().manual_seed(seed)
+    prompt = tuple(torch.randint(10, vocab - 10, (PROMPT_TOKENS,), generator=generator).tolist())
+    return Request(f"seed{seed}", prompt, tokens, ignore_eos=True)
+
+
+def lru_loads(passes: Iterable[Sequence[tuple[int, Tensor]]], slots: Sequence[int]) -> list[int]:
+    """Loads per pass of a demand-only LRU with these slots per layer, ids taken in ascending order."""
+    held: list[dict[int, None]] = [{} for _ in slots]
+    found = []
+    for routes in passes:
+        loads = 0
+        for layer, ids in routes:
+            for expert in sorted({e for e in ids.flatten().tolist() if e >= 0}):
+                cache = held[layer]
+                loads += expert not in cache
+                cache.pop(expert, None)
+                cache[expert] = None
+                if len(cache) > slots[layer]:
+                    del cache[next(iter(cache))]
+        found.append(loads)
+    return found
+
+
+class Bench:
+    def __init__(self, name: str, model: LoadedModel, depth: int, tokens: int) -> None:
+        self.name, self.model, self.depth, self.tokens = name, model, depth, tokens
+        self.vocab = model.decoder.config.vocab_size
+        self.options = EngineOptions(depth=depth, context_tokens=PROMPT_TOKENS + tokens + 32)
+        self.started = time.perf_counter()
+        self.summary: list[dict[str, Any]] = []
+        self.rows: list[dict[str, Any]] = []
+
+    def row(self, where: str, what: str, value: float, unit: str, note: str = "") -> None:
+        self.summary.append(
+            {"model": self.name, "where": where, "what": what, "value": round(value, 4), "unit": unit, "note": note}
+        )
+        print(f"{where:12s} {what:52s} {value:10.3f} {unit} {note}", flush=True)
+
+    def resident(self, ceiling: float) -> None:
+        """The plain target and the draft with every expert resident: the reference, and compute alone."""
+        with build_engine(self.model, replace(self.options, depth=0)) as engine:
+            fill = self._fill(engine)
+            self.row("resident", "prefill of 96 tokens, experts streamed (TTFT)", fill, "ms")
+            bits = Bits(engine)
+            result = engine.generate([request(1, self.tokens, self.vocab)]).results[0]
+            self.expected, self.expected_bits = result.tokens, bits.by_position
+            self.expected_kv = committed_kv(engine, engine.kv.boundaries[0])
+            engine.target.decode = bits._decode  # type: ignore[method-assign]
+            run = engine.generate([request(2, 64, self.vocab)])
+            self.row("resident", "plain decoding, K = 0", run.results[0].tpot_ms, "ms/token")
+        del engine
+        gc.collect()
+        with build_engine(self.model, self.options) as engine:
+            self._fill(engine)
+            run = engine.generate([request(2, 128, self.vocab)])
+            full = [w for w in run.windows if w.depth == self.depth]
+            self.draft_ms = statistics.median(w.draft_ms for w in full)
+            self.verify_ms = statistics.median(w.verify_ms for w in full)
+            accepted, tested = sum(w.accepted for w in run.windows), sum(w.tested for w in run.windows)
+            self.row("resident", f"draft of K = {self.depth}", self.draft_ms, "ms/window")
+            self.row("resident", f"verification of K + 1 = {self.depth + 1}", self.verify_ms, "ms/window")
+            self.row("resident", "acceptance", accepted / max(tested, 1), "")
+            self.row("resident", "TPOT", run.results[0].tpot_ms, "ms/token")
+            self.step_ms = time_steps(engine.draft)  # type: ignore[arg-type]
+            floor = step_bytes(self.model) / ceiling / 1e9
+            self.row("resident", "draft step, graph replay", self.step_ms, "ms/token", f"floor {floor:.3f} ms")
+            self.row("resident", "verification, segments replayed back to back", self._segments_ms(engine), "ms")
+            for kernel, count, us in kernel_shares(engine.draft):  # type: ignore[arg-type]
+                print(f"    draft step {us:8.1f} us x{count:4d} {kernel}")
+        del engine
+        gc.collect()
+
+    def budget(self, budget_gb: float) -> None:
+        where = f"{budget_gb:g} GB"
+        print(f"-- {where} at {time.perf_counter() - self.started:.0f} s", flush=True)
+        with build_engine(self.model, self.options, budget_bytes=round(budget_gb * 1e9)) as engine:
+            plan = engine.slots
+            self.row(where, "slots per layer", plan.mean_slots, "", f"staging {plan.staging}")
+            bits = Bits(engine)
+            result = engine.generate([request(1, self.tokens, self.vocab)]).results[0]
+            wrong = sum(a != b for a, b in zip(result.tokens, self.expected, strict=True))
+            self.row(where, "token mismatches", wrong, "", f"of {len(result.tokens)}")
+            pairs = [(bits.by_position[p], h) for p, h in self.expected_bits.items()]
+            spent = f"of {len(pairs)}, {time.perf_counter() - self.started:.0f} s"
+            self.row(where, "positions with other logit bits", sum(a != b for a, b in pairs), "", spent)
+            kv = zip(committed_kv(engine, self.expected_kv[0].shape[0]), self.expected_kv, strict=True)
+            self.row(where, "KV entries with other bits", sum(int((a != b).sum()) for a, b in kv), "")
+            engine.target.decode = bits._decode  # type: ignore[method-assign]
+            before = torch.cuda.memory_allocated()
+            self._measure(where, engine)
+            grown = torch.cuda.memory_allocated() - before
+            self.row(where, "device memory grown over the measured windows", grown / 1e6, "MB")
+            free, total = torch.cuda.mem_get_info()
+            self.row(where, "device memory in use by everything", (total - free) / 1e9, "GB")
+            self._profile(engine)
+        del engine
+        gc.collect()
+
+    def _measure(self, where: str, engine: SpecterEngine) -> None:
+        routes: list[list[tuple[int, Tensor]]] = []
+        windows_before = time.perf_counter()
+        run = engine.generate(
+            [request(3, min(192, self.tokens), self.vocab)],
+            on_commit=lambda *_: routes.append(list(engine.experts.routes)),
+        )
+        elapsed = time.perf_counter() - windows_before
+        entry, rate = engine.experts.loader.link.entry_bytes, engine.experts.loader.link.rate_bytes_per_s
+        loads = lru_loads(routes, engine.slots.slots_per_layer)
+        cold_ms = min(self.options.initial_chunk_tokens, self.depth) * self.step_ms
+        rows = []
+        for i, w in enumerate(run.windows):
+            if w.depth != self.depth or i < 3:
+                continue
+            needed_ms = w.absent * entry / rate * 1e3
+            compute_ms = self.draft_ms - cold_ms + self.verify_ms
+            bound = cold_ms + max(needed_ms, compute_ms)
+            rows.append({
+                "model": self.name, "budget": where, "window": i, "draft_ms": w.draft_ms, "verify_ms": w.verify_ms,
+                "committed": w.committed, "accepted": w.accepted, "tested": w.tested, "distinct": sum(w.distinct),
+                "hits": sum(w.hits), "late": sum(w.late), "misses": sum(w.misses), "chunks": w.chunks,
+                "moved_mb": w.h2d_bytes / 1e6, "used_mb": w.h2d_bytes_used / 1e6, "lru_mb": loads[i] * entry / 1e6,
+                "link_use": w.h2d_bytes / (rate * w.link_span_ms / 1e3) if w.link_span_ms else 0.0,
+                "needed_ms": needed_ms, "compute_ms": compute_ms, "bound_ms": bound,
+                "over_bound": (w.draft_ms + w.verify_ms) / bound, "stall_ms": sum(w.stall_ms.values()),
+                "prefetched": w.prefetch_issued, "prefetch_used": w.prefetch_used,
+            })  # fmt: skip
+        self.rows += rows
+
+        def median(key: str) -> float:
+            return statistics.median(r[key] for r in rows)
+
+        total = {key: sum(r[key] for r in rows) for key in ("moved_mb", "used_mb", "lru_mb", "committed", "needed_ms")}
+        self.row(where, "link, standalone", rate / 1e9, "GB/s")
+        self.row(where, "TPOT", run.results[0].tpot_ms, "ms/token", f"{len(run.windows)} windows, {elapsed:.1f} s")
+        self.row(where, "TTFT of 96 tokens", run.results[0].ttft_ms, "ms")
+        self.row(where, "draft", median("draft_ms"), "ms/window")
+        self.row(where, "verify", median("verify_ms"), "ms/window", f"stalled {median('stall_ms'):.1f}")
+        self.row(where, "committed tokens", total["committed"] / len(rows), "per window")
+        self.row(where, "distinct | hits | late | misses", median("distinct"), "",
+                 f"{median('hits'):g} | {median('late'):g} | {median('misses'):g}")  # fmt: skip
+        self.row(where, "prefetches issued", median("prefetched"), "", f"used {median('prefetch_used'):g}")
+        self.row(where, "link use from b_1 to the end", median("link_use"), "share")
+        self.row(where, "bytes used over moved", total["used_mb"] / max(total["moved_mb"], 1e-9), "share")
+        self.row(where, "moved over demand-only LRU", total["moved_mb"] / max(total["lru_mb"], 1e-9), "ratio",
+                 f"{total['moved_mb'] / total['committed']:.0f} MB per token")  # fmt: skip
+        self.row(where, "bound: cold start + max(needed, compute)", median("bound_ms"), "ms",
+                 f"needed {median('needed_ms'):.1f}, compute {median('compute_ms'):.1f}")  # fmt: skip
+        self.row(where, "window over bound", median("over_bound"), "ratio")
+
+    def _fill(self, engine: SpecterEngine) -> float:
+        """Every expert into its slot; returns the TTFT of a first, cold request, ms."""
+        result = engine.generate([request(9, 2, self.vocab)]).results[0]
+        cache, loader = engine.experts.cache, engine.experts.loader
+        from specter_core.memory.link import Priority
+
+        for layer in range(len(engine.slots.slots_per_layer)):
+            absent = [
+                e for e in range(self.model.decoder.config.num_experts) if cache.lookup(ExpertKey(layer, e)) is None
+            ]
+            for expert, slot in zip(absent, cache.free_slots(layer), strict=False):
+                loader.load(ExpertKey(layer, expert), slot, Priority.PREFETCH)
+        loader.drain()
+        return result.ttft_ms
+
+    def _segments_ms(self, engine: SpecterEngine) -> float:
+        made = next(iter(engine.target._segments.values()))  # type: ignore[attr-defined]
+        times = []
+        for _ in range(8):
+            start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            for run in made.segments:
+                run()
+            stop.record()
+            stop.synchronize()
+            times.append(start.elapsed_time(stop))
+        return statistics.median(times)
+
+    def _profile(self, engine: SpecterEngine) -> None:
+        profiler = cProfile.Profile()
+        profiler.enable()
+        engine.generate([request(4, 48, self.vocab)])
+        profiler.disable()
+        text = io.StringIO()
+        pstats.Stats(profiler, stream=text).sort_stats("tottime").print_stats(22)
+        for line in text.getvalue().splitlines():
+            if line.strip() and line.strip()[0].isdigit():
+                print("    " + line.strip().replace(str(ROOT), "")[:110])
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    if rows:
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=tuple(BUDGETS_GB), default="deepseek_v2_lite")
+    parser.add_argument("--depth", type=int, help="K; default the paper's")
+    parser.add_argument("--tokens", type=int, default=512, help="new tokens of the exactness run")
+    parser.add_argument("--branch", type=float, default=0.3, help="size of what layers add; smaller: more acceptance")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device here; run this on a machine that has one", file=sys.stderr)
+        return 2
+    ceiling = hbm_ceiling_tb_per_s()
+    print(f"HBM ceiling (read): {ceiling:.2f} TB/s")
+    failed = []
+    with random_model(options.model, branch=options.branch) as model:
+        bench = Bench(options.model, model, options.depth or DEPTHS[options.model], options.tokens)
+        steps = [("resident", lambda: bench.resident(ceiling))]
+        steps += [(f"{gb:g} GB", lambda gb=gb: bench.budget(gb)) for gb in BUDGETS_GB[options.model]]  # type: ignore[misc]
+        for name, run in steps:
+            try:
+                run()
+            except Exception:
+                failed.append(name)
+                traceback.print_exc(limit=-6)
+    out = Path(os.environ.get("OUT") or ROOT / "outputs")
+    out.mkdir(parents=True, exist_ok=True)
+    write(out / f"window_{options.model}.csv", bench.rows)
+    write(out / f"window_{options.model}_summary.csv", bench.summary)
+    print(json.dumps({"device": torch.cuda.get_device_name(), "failed": failed, "rows": bench.summary}))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
