@@ -1,0 +1,1 @@
+"""The parts of scripts/build_release.py. Standard library only."""
