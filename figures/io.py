@@ -45,8 +45,10 @@ def check_one_workload(rows: pd.DataFrame, free: Sequence[str] = ()) -> None:
     columns that the figure's own axis may vary."""
     rows = style.shown(rows)
     mixed = [c for c in WORKLOAD if rows[c].nunique() > 1 and c not in free]
-    each = rows.groupby(["system", "model", "memory"])[["K", "variant"]].nunique().max()
-    mixed += [c for c in each.index if each[c] > 1 and c not in free]
+    request = ["system", "model", "memory", "label", "prompt_id", "repeat"]  # a system may choose K per prompt
+    for column, keys in (("K", request), ("variant", request[:3])):
+        if rows.groupby(keys)[column].nunique().max() > 1 and column not in free:
+            mixed.append(column)
     if mixed:
         values = ", ".join(str(v) for v in rows[mixed[0]].unique())
         raise SystemExit(f"error: rows differ in {mixed[0]} ({values}); choose with --where {mixed[0]}=VALUE")

@@ -4,11 +4,13 @@ draw of it."""
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import pandas as pd
+
+from harness.claim_cells import MEMORIES, Cells, Missing
 
 SPECTER = "specter"
 BASELINES = ("specmoeoff", "mo_sm", "mo_sc", "transformers", "vllm", "llama_cpp")
@@ -17,26 +19,6 @@ STAND_INS = {
     "qwen15_moe": "qwen2_moe_mini",
     "phi35_moe": "phimoe_mini",
 }
-MEMORIES = {"high": ("high", "wide"), "low": ("low", "tight")}
-
-
-class Missing(Exception):
-    """A row that the expression needs was not measured; the text says which."""
-
-
-class Setting(NamedTuple):
-    """Where rows come from; link "" where the data has none (kernels, routing)."""
-
-    weights: str
-    link: str
-    device: str
-
-
-class Values(NamedTuple):
-    """One cell: label -> prompts (indices into the label's prompts) and their mean values."""
-
-    prompts: dict[str, np.ndarray]
-    values: dict[str, np.ndarray]
 
 
 class Evidence:
@@ -44,14 +26,13 @@ class Evidence:
     every system (paired); `restore()` returns to the data. `notes` collect what is narrower than the statement,
     `models_used`, `weights_used` what was read."""
 
-    def __init__(self, rows: pd.DataFrame, *, stand_in: bool = True) -> None:
-        self.rows = rows
+    def __init__(self, cells: Cells, *, stand_in: bool = True) -> None:
+        self.cells_of = cells
+        self.rows = cells.rows
         self.stand_in = stand_in
         self.notes: dict[str, None] = {}
         self.models_used: set[str] = set()
         self.weights_used: set[str] = set()
-        self._cells: dict[tuple[Any, ...], Values | Missing] = {}
-        self._prompts = self._universe()
         self._counts: dict[str, np.ndarray] | None = None
 
     def namespace(self) -> dict[str, Any]:
@@ -84,12 +65,12 @@ class Evidence:
 
     def resample(self, rng: np.random.Generator) -> None:
         """Counts per prompt of each dataset, drawn with replacement."""
-        self._counts = {label: rng.multinomial(n, np.full(n, 1 / n)) for label, n in self._prompts.items()}
+        self._counts = {label: rng.multinomial(n, np.full(n, 1 / n)) for label, n in self.cells_of.prompts.items()}
 
     @property
     def resamplable(self) -> bool:
         """Whether any dataset has two prompts or more."""
-        return max(self._prompts.values(), default=0) > 1
+        return max(self.cells_of.prompts.values(), default=0) > 1
 
     def restore(self) -> None:
         self._counts = None
@@ -115,7 +96,7 @@ class Evidence:
     def models(self, *names: str) -> list[str]:
         """The paper's models (or `names`) that were measured."""
         wanted = names or tuple(STAND_INS)
-        found = [m for m in wanted if self._model(m) in set(self.rows["model"])]
+        found = [m for m in wanted if self._model(m) in self.cells_of.models]
         self._note_missing("models", wanted, found)
         return found
 
@@ -155,18 +136,18 @@ class Evidence:
 
     def best_depth(self, model: str) -> int:
         """The K of least average TPOT; the smaller one of equals."""
-        depths = sorted(self._of(self.rows, "model", self._model(model))["K"].unique())
+        depths = self.cells_of.taken("K", SPECTER, self._model(model))
         if len(depths) < 3:
             raise Missing(f"no depth sweep of {model}")
         times = {k: mean(self._means("tpot_ms", system=SPECTER, model=model, K=k).values()) for k in depths}
-        return int(min(times, key=lambda k: (times[k], k)))
+        return min(times, key=lambda k: (times[k], k))
 
     def rises(self, model: str) -> list[float]:
         """TPOT of Specter at each B over that at the B before."""
-        sizes = sorted(self._of(self.rows, "model", self._model(model))["B"].unique())
+        sizes = self.cells_of.taken("B", SPECTER, self._model(model))
         if len(sizes) < 3 or sizes[0] != 1:
             raise Missing(f"no three batch sizes from B = 1 of {model}")
-        times = [self.tpot(SPECTER, model, B=int(b)) for b in sizes]
+        times = [self.tpot(SPECTER, model, B=b) for b in sizes]
         return [b / a for a, b in itertools.pairwise(times)]
 
     def gains(self, backend: str, over: str, kind: str, least: int = 1, most: int = 1 << 30) -> list[float]:
@@ -244,66 +225,29 @@ class Evidence:
 
     def _has(self, system: str, model: str, memory: str) -> bool:
         try:
-            self._cell("tpot_ms", {"system": system, "model": model, "memory": memory})
+            self.cells_of.cell("tpot_ms", {"system": system, "model": self._model(model), "memory": memory})
         except Missing:
             return False
         return True
 
-    def _means(self, metric: str, **where: Any) -> dict[str, float]:
+    def _means(self, metric: str, *, system: str, model: str, **where: Any) -> dict[str, float]:
         """label -> mean over prompts, in the present draw."""
-        cell = self._cell(metric, {k: v for k, v in where.items() if v is not None})
+        conditions = {"system": system, "model": self._model(model)} | {k: v for k, v in where.items() if v is not None}
+        cell = self.cells_of.cell(metric, conditions)
+        self.models_used.add(conditions["model"])
+        self.weights_used |= cell.weights
         if self._counts is None:
             return {label: float(values.mean()) for label, values in cell.values.items()}
         found = {}
         for label, values in cell.values.items():
             counts = self._counts[label][cell.prompts[label]]
-            found[label] = float(np.average(values, weights=counts)) if counts.sum() else float(values.mean())
+            found[label] = float(counts @ values / counts.sum()) if counts.sum() else float(values.mean())
         return found
-
-    def _cell(self, metric: str, where: Mapping[str, Any]) -> Values:
-        key = (metric, *where.items())
-        if key not in self._cells:
-            try:
-                self._cells[key] = self._read(metric, where)
-            except Missing as missing:
-                self._cells[key] = missing
-        found = self._cells[key]
-        if isinstance(found, Missing):
-            raise found
-        return found
-
-    def _read(self, metric: str, where: Mapping[str, Any]) -> Values:
-        rows = self.rows
-        for column, value in where.items():
-            if column == "memory":
-                rows = rows[rows[column].isin(MEMORIES.get(value, (value,)))]
-                first = next((m for m in MEMORIES.get(value, (value,)) if (rows[column] == m).any()), value)
-                rows = rows[rows[column] == first]
-            else:
-                rows = self._of(rows, column, self._model(value) if column == "model" else value)
-        rows = rows.dropna(subset=[metric]) if metric in rows else rows.iloc[:0]
-        if rows.empty:
-            raise Missing(f"no {metric} of " + ", ".join(f"{k} {v}" for k, v in where.items()))
-        self._use(rows)
-        prompts = rows.groupby(["label", "_prompt"])[metric].mean()
-        cell = Values({}, {})
-        for label, own in prompts.groupby(level="label"):
-            cell.prompts[str(label)] = own.index.get_level_values("_prompt").to_numpy()
-            cell.values[str(label)] = own.to_numpy(dtype=float)
-        return cell
-
-    def _universe(self) -> dict[str, int]:
-        """label -> number of its prompts; adds their indices as column _prompt."""
-        if "prompt_id" not in self.rows:
-            return {}
-        codes = self.rows.groupby("label")["prompt_id"].transform(lambda p: pd.factorize(p)[0])
-        self.rows = self.rows.assign(_prompt=codes.astype(int))
-        return {str(label): int(n) + 1 for label, n in self.rows.groupby("label")["_prompt"].max().items()}
 
     def _model(self, model: str) -> str:
         """The model itself where it was measured, else its stand-in where that is allowed."""
-        names = set(self.rows["model"]) if "model" in self.rows else set()
-        return STAND_INS.get(model, model) if model not in names and self.stand_in else model
+        absent = model not in self.cells_of.models
+        return STAND_INS.get(model, model) if absent and self.stand_in else model
 
     def _use(self, rows: pd.DataFrame) -> None:
         self.weights_used |= set(rows["weights"])

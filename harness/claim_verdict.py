@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from harness.claim_data import Setting
+from harness.claim_cells import Setting
 
 RELATIONS = ("about", "within", "above", "below")
 

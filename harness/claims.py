@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.claim_data import SPECTER, STAND_INS, Evidence, Missing, Setting
+from harness.claim_cells import Cells, Missing, Setting
+from harness.claim_data import SPECTER, STAND_INS, Evidence
 from harness.claim_verdict import Claim, Verdict, judge, load
 
 results: Any = importlib.import_module("figures.results")
@@ -68,22 +69,28 @@ class Data:
     def __init__(self, found: Any) -> None:
         self.found = found
         self._rows: dict[str, pd.DataFrame] = {}
+        self._settings: dict[str, list[tuple[Setting, Cells]]] = {}
 
     def rows(self, kind: str) -> pd.DataFrame:
         if kind not in self._rows:
             self._rows[kind] = self._gather(kind)
         return self._rows[kind]
 
-    def settings(self, kind: str) -> Iterator[tuple[Setting, pd.DataFrame]]:
+    def settings(self, kind: str) -> list[tuple[Setting, Cells]]:
         """Strongest first. Systems with dummy weights stand in every setting of their link and device."""
-        rows = self.rows(kind)
+        if kind not in self._settings:
+            self._settings[kind] = list(self._split(self.rows(kind)))
+        return self._settings[kind]
+
+    @staticmethod
+    def _split(rows: pd.DataFrame) -> Iterator[tuple[Setting, Cells]]:
         if rows.empty:
             return
         rows = rows.assign(link=rows.get("link", ""))
         keys = {Setting(*key) for key in rows[["weights", "link", "device"]].drop_duplicates().itertuples(index=False)}
         for setting in sorted(keys, key=_rank):
             own = rows["weights"].isin([setting.weights, "dummy"])
-            yield setting, rows[own & (rows["link"] == setting.link) & (rows["device"] == setting.device)]
+            yield setting, Cells(rows[own & (rows["link"] == setting.link) & (rows["device"] == setting.device)])
 
     def _gather(self, kind: str) -> pd.DataFrame:
         if kind in ("main", "depth", "batch"):
@@ -116,12 +123,12 @@ def _rank(setting: Setting) -> tuple[int, ...]:
 def _strongest(claim: Claim, data: Data, draws: int) -> Finding:
     findings = []
     reasons: dict[str, None] = {}
-    for setting, rows in data.settings(claim.data):
+    for setting, cells in data.settings(claim.data):
         if "cuda" in claim.needs and setting.device != "cuda":
             reasons[f"needs a CUDA device; rows of {setting.device} say nothing about it"] = None
             continue
         try:
-            findings.append(_measure(claim, setting, rows, draws))
+            findings.append(_measure(claim, setting, cells, draws))
         except Missing as missing:
             reasons[str(missing)] = None
     if findings:
@@ -129,8 +136,8 @@ def _strongest(claim: Claim, data: Data, draws: int) -> Finding:
     return Finding(claim, Verdict.NOT_RUN, reason="; ".join(reasons) or f"no {claim.data.replace('_', ' ')} data")
 
 
-def _measure(claim: Claim, setting: Setting, rows: pd.DataFrame, draws: int) -> Finding:
-    evidence = Evidence(rows, stand_in=claim.stand_in)
+def _measure(claim: Claim, setting: Setting, cells: Cells, draws: int) -> Finding:
+    evidence = Evidence(cells, stand_in=claim.stand_in)
     names = evidence.namespace()
     value = float(_run(claim.value, names))
     trend = bool(_run(claim.trend, names | {"value": value, "paper": claim.paper})) if claim.trend else False
@@ -160,7 +167,7 @@ def _run(expression: str, names: dict[str, object]) -> float:
 
 def _interval(expression: str, evidence: Evidence, names: dict[str, object], draws: int) -> tuple[float, float]:
     """Percentile bootstrap over prompts, paired across systems; NaN where no dataset has two prompts."""
-    if not evidence.resamplable or "exact_share" in expression:
+    if draws < 1 or not evidence.resamplable or "exact_share" in expression:
         return NAN, NAN
     rng = np.random.default_rng(0)
     values = []

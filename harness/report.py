@@ -39,11 +39,11 @@ class Picture(NamedTuple):
     uri: str
 
 
-def write(folder: Path, out: Path) -> Path:
+def write(folder: Path, out: Path, draws: int = claims.DRAWS) -> Path:
     """Redraws the figures of `folder` into out's folder and writes the report; atomically. SystemExit with one line
     when the folder does not exist."""
     found = results.read(folder)
-    findings = claims.evaluate(load(claims.CLAIMS), found)
+    findings = claims.evaluate(load(claims.CLAIMS), found, draws)
     outcomes = list(redraw.redraw(found, out.parent / "figures"))
     text = render(found, findings, outcomes)
     out.parent.mkdir(parents=True, exist_ok=True)

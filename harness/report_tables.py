@@ -32,14 +32,15 @@ def speed(rows: pd.DataFrame) -> Cells | None:
     """Means per system and setting, and TPOT over Specter's with its interval."""
     if rows.empty:
         return None
-    head = ["model", "weights", "memory", "link", "device", "B", "prefix", "system", "variant", "K", "n", "failed"]
+    head = ["model", "memory", "weights, link, device", "B", "prefix", "system", "variant", "K", "n", "failed"]
     head += ["TPOT ms", "over Specter [95 %]", "TTFT ms", "tokens/s", "acceptance", "exact"]
     body = []
     for r in summarise(rows).to_dict("records"):
         ratio = "" if pd.isna(r["ratio"]) else f"{r['ratio']:.3g}"
         if ratio and not pd.isna(r["ratio_low"]) and r["system"] != "specter":
             ratio += f" [{r['ratio_low']:.3g}, {r['ratio_high']:.3g}]"
-        line = [str(r[c]) for c in ("model", "weights", "memory", "link", "device", "B", "prefix_len")]
+        line = [str(r["model"]), str(r["memory"]), f"{r['weights']}, {r['link']}, {r['device']}"]
+        line += [str(r[c]) for c in ("B", "prefix_len")]
         line += [str(r[c]) for c in ("system", "variant", "K", "n", "failed")]
         line += [_number(r["tpot_ms"]), ratio, _number(r["ttft_ms"]), _number(r["throughput"])]
         body.append([*line, _number(r["acceptance"]), "" if pd.isna(r["exact_share"]) else f"{r['exact_share']:.0%}"])
@@ -51,23 +52,12 @@ def efficiency(rows: pd.DataFrame) -> Cells | None:
     ok = rows[(rows["status"] == "ok") & rows["h2d_bytes"].notna()] if len(rows) else rows
     if ok.empty:
         return None
-    head = [
-        "model",
-        "weights",
-        "memory",
-        "link",
-        "device",
-        "B",
-        "system",
-        "K",
-        "H2D MB/token",
-        "used",
-        "link utilisation",
-    ]
+    head = ["model", "memory", "weights, link, device", "B", "system", "K", "H2D MB/token", "used", "link utilisation"]
     head += ["access hits", "coverage", "of its ceiling", "prefetch precision", "recall", "stall ms/token", "J/token"]
-    keys = ["model", "weights", "memory", "link", "device", "B", "system", "K"]
+    keys = ["model", "memory", "where", "B", "system", "K"]
     tokens = ok["new_tokens"].clip(lower=1)
     ok = ok.assign(
+        where=ok["weights"] + ", " + ok["link"] + ", " + ok["device"],
         mb=ok["h2d_bytes"] / tokens / 1e6,
         used=ok["h2d_bytes_used"] / ok["h2d_bytes"].where(ok["h2d_bytes"] > 0),
         share=ok["coverage"] / ok["coverage_ceiling"],
@@ -162,7 +152,9 @@ def _gpu(env: Mapping[str, Any]) -> str:
 
 
 def _driver(env: Mapping[str, Any]) -> str:
-    return ", ".join(f"{g.get('driver', '')}, {g.get('power_limit_w', 0):.0f} W" for g in env.get("gpus") or [])
+    return (
+        ", ".join(f"{g.get('driver', '')}, {g.get('power_limit_w', 0):.0f} W" for g in env.get("gpus") or []) or "none"
+    )
 
 
 def _cpu(env: Mapping[str, Any]) -> str:
@@ -185,6 +177,9 @@ def _weights(env: Mapping[str, Any]) -> str:
 
 def _package(env: Mapping[str, Any], name: str) -> str:
     if name == "python":
-        return str(env.get("python", ""))
+        return str(env.get("python", "not recorded"))
+    if name == "cuda":
+        _, _, build = str(env.get("torch", "")).partition("+cu")
+        return f"{build[:-1]}.{build[-1]} (torch)" if build.isdigit() else "none"
     packages = {k.lower().replace("-", "_"): v for k, v in (env.get("packages") or {}).items()}
     return str(packages.get(name, env.get(name, "not installed")))

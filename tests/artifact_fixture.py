@@ -87,7 +87,7 @@ def base(model: str, system: str, memory: str, label: str, number: int, noise: r
     )
 
 
-def main_rows(prompts: int = 3) -> Iterator[dict[str, Any]]:
+def main_rows(prompts: int = 2) -> Iterator[dict[str, Any]]:
     noise = random.Random(1)
     for model, memory, system, label in itertools.product(MODELS, ("high", "low"), SYSTEMS, LABELS):
         for number in range(prompts):

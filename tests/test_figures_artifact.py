@@ -1,0 +1,240 @@
+"""Figures and tables of the artifact from fixture CSVs and traces."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from artifact_fixture import DEPTH, batch_rows, main_rows, row, write_all, write_records
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+from figures import (
+    fig07_depth,
+    fig09_timeline,
+    fig13_routing,
+    fig14_tpot,
+    fig16_working_set,
+    io,
+    paper,
+    redraw,
+    results,
+    style,
+    sweeps,
+    table2_models,
+    table3_batch32,
+    traces,
+)
+
+ROOT = Path(__file__).resolve().parents[1]
+EXPECTED = {
+    "fig07_depth": ["speculation depth K (tokens)", "TPOT (ms)", "AVG", "chosen K", "K in the paper"],
+    "fig08_iteration": ["draft", "verify", "commit", "time (ms)"],
+    "fig09_timeline": ["Cold Start", "Verification", "link (H2D)", "predicted load", "demanded load"],
+    "fig10_kernels": ["tokens", "time (µs)", "FP16", "Marlin INT4"],
+    "fig11_draft_throughput": ["tokens per ms, one MoE layer", "fused", "unfused (one launch per expert)"],
+    "fig12_verification": ["compute", "link (H2D)", "demanded load"],
+    "fig13_routing": ["GK", "WT", "HE", "GP", "C4", "routing divergence (JS, bits)"],
+    "fig14_tpot": ["GK", "WT", "HE", "GP", "C4", "AVG", "Specter", "vLLM", style.PAPER_LABEL],
+    "fig15_batch": ["TPOT (ms)", "throughput (tokens/s)", "batch size B (requests)", "Specter", "MO-SM"],
+    "fig16_working_set": ["batch size B (requests)", "distinct experts\nper layer and window"],
+    "table2_models": ["DeepSeek-V2-Lite", "Qwen1.5-MoE", "Phi-3.5-MoE", "16.5 MiB"],
+    "table3_batch32": ["GK", "AVG", "TPOT (ms)", "tokens/s", "Specter", "32"],
+    "ablation": ["Specter", "no prefetch", "TPOT over Specter's (1 = all mechanisms on)"],
+    "memory": ["device memory budget (GB)", "TPOT (ms)"],
+    "prefix": ["prefix (tokens)", "TTFT (ms)"],
+}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    return results.read(write_all(tmp_path_factory.mktemp("results")))
+
+
+@pytest.fixture(scope="module")
+def drawn(found):
+    """name -> Figure, laid out."""
+    figures = {}
+    for name, (plan, _) in redraw.FIGURES.items():
+        (drawing,) = plan(found)
+        figures[name] = drawing.draw()
+        FigureCanvasAgg(figures[name])
+        with style.look():
+            figures[name].draw_without_rendering()
+    return figures
+
+
+def texts(figure) -> list:
+    """Every visible text of a figure that says something."""
+    import matplotlib.text
+
+    return [t for t in figure.findobj(matplotlib.text.Text) if t.get_visible() and t.get_text().strip()]
+
+
+def test_every_figure_of_the_artifact_is_expected_here():
+    assert set(EXPECTED) == set(redraw.FIGURES)
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_each_figure_draws_marks_and_says_what_they_are(name, drawn):
+    said = {t.get_text() for t in texts(drawn[name])}
+    assert set(EXPECTED[name]) <= said, set(EXPECTED[name]) - said
+    marks = sum(len(a.patches) + len(a.lines) + len(a.collections) + len(a.images) for a in drawn[name].axes)
+    assert marks >= 3
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_no_text_is_cut_off_at_the_edge_of_a_figure(name, drawn):
+    figure = drawn[name]
+    shown, hidden = figure.bbox.padded(1), beyond_limits(figure)
+    for text in texts(figure):
+        if text in hidden or text.get_text() == style.WATERMARK:
+            continue
+        box = text.get_window_extent()
+        assert shown.x0 <= box.x0 and box.x1 <= shown.x1, (text.get_text(), box, shown)
+        assert shown.y0 <= box.y0 and box.y1 <= shown.y1, (text.get_text(), box, shown)
+
+
+def beyond_limits(figure) -> set:
+    """Labels of ticks outside their axis's limits, and all of hidden axes: these are not drawn."""
+    hidden = set()
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            low, high = sorted(axis.get_view_interval())
+            for tick in [*axis.get_major_ticks(), *axis.get_minor_ticks()]:
+                if not axes.get_visible() or not axes.axison or not low <= tick.get_loc() <= high:
+                    hidden |= {tick.label1, tick.label2}
+    return hidden
+
+
+def test_the_depth_of_least_tpot_is_chosen(found):
+    chosen = fig07_depth.best(found.records["depth"]).set_index("model")["K"].to_dict()
+    assert chosen == DEPTH
+
+
+def test_the_working_set_follows_from_slots_and_ceiling_unless_it_was_counted(found):
+    rows = found.records["batch"]
+    derived = fig16_working_set.working_set(rows)
+    own = derived[(derived["model"] == "qwen15_moe")].groupby("B")["distinct"].mean()
+    assert own[2] / own[1] == pytest.approx(1.52)
+    counted = fig16_working_set.working_set(rows.assign(distinct_experts=7.0))
+    assert set(counted["distinct"]) == {7.0}
+
+
+def test_windows_that_fit_the_slots_tell_no_working_set(found):
+    rows = found.records["batch"].assign(coverage_ceiling=1.0)
+    assert fig16_working_set.working_set(rows).empty
+
+
+def test_sweeps_are_told_apart_by_what_varies(found):
+    for name, rows in found.records.items():
+        matching = {sweep for sweep, rows_of in sweeps.SWEEPS.items() if len(rows_of(rows))}
+        assert matching == {name}
+
+
+def test_settings_never_share_a_figure_and_dummy_weights_stand_beside_every_one():
+    rows = pd.DataFrame(main_rows())
+    paced = rows.assign(link="pcie4")
+    weights = rows["weights"].where(rows["system"] != "vllm", "dummy")
+    mixed = pd.concat([rows.assign(weights=weights), paced[paced["system"] != "vllm"]], ignore_index=True)
+    blocks = dict(sweeps.settings(mixed))
+    assert set(blocks) == {"-native", "-pcie4"}
+    assert set(blocks["-native"]["weights"]) == {"official", "dummy"}
+    assert set(blocks["-pcie4"]["weights"]) == {"official"}
+    labels = [t.get_text() for t in fig14_tpot.figure(blocks["-native"]).legends[0].get_texts()]
+    assert "vllm (dummy weights)" in labels
+
+
+def test_a_main_run_is_found_in_other_sweeps_where_there_is_none(tmp_path):
+    write_records(tmp_path / "batch", batch_rows())
+    rows = redraw.gather(results.read(tmp_path), "main")
+    assert set(rows["B"]) == {1} and rows["system"].nunique() == 4
+
+
+def test_planner_phases_follow_from_the_plans(tmp_path, found):
+    table = traces.events(found.traces[0])
+    window = traces.windows(table).iloc[0]
+    own = traces.between(table, window["start_ms"], window["end_ms"])
+    spans = fig09_timeline.phases(own, window["draft_end_ms"] - window["start_ms"])
+    assert [s.phase for s in spans] == ["Cold Start", "Prefetch Overlap", "Final Cleanup"]
+    assert all(a.end_ms == b.start_ms for a, b in itertools.pairwise(spans))
+    one_plan = own[(own["name"] != "plan") | (own["drafted"] == 2)]
+    spans = fig09_timeline.phases(one_plan, window["draft_end_ms"] - window["start_ms"])
+    assert [s.phase for s in spans] == ["Cold Start", "Final Cleanup"]
+
+
+def test_a_file_that_is_no_trace_is_one_line(tmp_path):
+    path = tmp_path / "expertwise.json"
+    path.write_text(json.dumps({"events": []}))
+    with pytest.raises(SystemExit, match="is no trace"):
+        traces.events(path)
+
+
+def test_model_sizes_are_those_of_the_configurations():
+    table = table2_models.models(ROOT / "conf" / "model").set_index("model")
+    assert table.loc["deepseek_v2_lite", "total"] == 15_706_484_224
+    assert table.loc["qwen15_moe", "routed"] == 12_457_082_880
+    assert table.loc["phi35_moe", "active"] == 6_640_999_744
+    assert table.loc["deepseek_v2_lite", "expert_bytes"] == 17_301_504
+    assert table.loc["phi35_moe", "draft_bytes"] == pytest.approx(22.331 * 2**30, rel=1e-4)
+
+
+def test_shipped_models_count_every_element_of_their_checkpoint():
+    safetensors = pytest.importorskip("safetensors")
+    table = table2_models.models(ROOT / "conf" / "model").set_index("model")
+    for name in ("deepseek_v2_mini", "qwen2_moe_mini", "phimoe_mini"):
+        total = 0
+        for path in (ROOT / "reference" / name).glob("*.safetensors"):
+            with safetensors.safe_open(path, "pt") as file:
+                for key in file.keys():  # noqa: SIM118
+                    count = 1
+                    for extent in file.get_slice(key).get_shape():
+                        count *= extent
+                    total += count
+        assert table.loc[name, "total"] == total
+
+
+def test_table3_takes_the_largest_batch_where_32_was_not_run():
+    rows = pd.DataFrame(batch_rows())
+    assert set(table3_batch32.table(rows)["B"]) == {32}
+    assert set(table3_batch32.table(rows[rows["B"] < 16])["B"]) == {8}
+
+
+def test_only_stated_averages_of_the_paper_are_marked():
+    assert paper.value("tpot_ms", model="phi35_moe", memory="high", system="specter") == 163.3
+    assert paper.value("tpot_ms", model="phi35_moe", memory="low", system="specter") is None
+    assert paper.value("tpot_ms", model="deepseek_v2_lite", memory="high", system="vllm") is None
+    assert paper.value("tpot_ms", model="phimoe_mini", memory="high", system="specter") is None
+
+
+def test_reference_rows_carry_the_watermark_in_every_record_figure(found):
+    rows = found.records["batch"].assign(device="cpu")
+    for draw in (fig16_working_set.figure, table3_batch32.figure):
+        assert style.WATERMARK in [t.get_text() for t in draw(rows).texts]
+    routing = found.tables["routing"].assign(device="cpu")
+    assert style.WATERMARK in [t.get_text() for t in fig13_routing.figure(routing).texts]
+
+
+def test_redraw_writes_what_it_can_and_says_what_is_missing(tmp_path, capsys):
+    write_records(tmp_path / "results" / "main", [r for r in main_rows() if r["model"] == "phi35_moe"])
+    (tmp_path / "results" / "kernels.csv").write_text("shape,tokens\n")
+    assert redraw.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "out")]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("drawn")] == ["fig14_tpot:", "table2_models:"]
+    missing = [line for line in lines if line.startswith("missing")]
+    assert len(missing) == len(redraw.FIGURES) - 2
+    assert sum("kernels.csv has no column backend" in line for line in lines) == 1
+    names = [entry["name"] for entry in json.loads((tmp_path / "out" / "figures.json").read_text())]
+    assert names == ["fig14_tpot", "table2_models"]
+    assert (tmp_path / "out" / "fig14_tpot.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_a_system_may_choose_its_depth_per_prompt_but_not_twice(tmp_path):
+    rows = [row(prompt_id=f"p{n}", K=n, system="specmoeoff", config_hash="a") for n in (2, 4)]
+    loaded = io.read_records(write_records(tmp_path, rows))
+    io.check_one_workload(loaded)
+    rows.append(row(prompt_id="p2", K=8, system="specmoeoff", config_hash="b"))
+    with pytest.raises(SystemExit, match="differ in K"):
+        io.check_one_workload(io.read_records(write_records(tmp_path, rows)))
