@@ -42,7 +42,6 @@ def app(composed: DictConfig) -> None:
 
 def execute(composed: DictConfig) -> int:
     """Config -> dataclass -> plan -> run. Returns the exit code."""
-    from hydra.core.hydra_config import HydraConfig
     from omegaconf import OmegaConf
 
     from harness.config import run_config
@@ -56,10 +55,9 @@ def execute(composed: DictConfig) -> int:
     from harness.grid import plan_run, reference_system
     from specter_core.errors import UserError
 
-    named = any(override.startswith("model=") for override in HydraConfig.get().overrides.task)
     source = DatasetSource(prompts=config.prompts, seed=config.seed)
     try:
-        plan = plan_run(config, source, named_models=named)
+        plan = plan_run(config, source, named_models=bool(composed.named_models))
     except UserError:
         if composed.command == "plan":
             print("\n".join(listing.shape_lines(config)))
@@ -82,6 +80,7 @@ def main(arguments: list[str]) -> int:
     from omegaconf.errors import OmegaConfBaseException
 
     from harness import catalogue
+    from harness.sweep_defaults import with_defaults
     from specter_core.errors import UserError
 
     try:
@@ -105,6 +104,7 @@ def main(arguments: list[str]) -> int:
         if "PROFILE" in os.environ and not any(a.startswith("profile=") for a in arguments):
             arguments.append(f"profile={os.environ['PROFILE']}")
         catalogue.check_overrides(arguments)
+        arguments = with_defaults(arguments)
         os.environ["HYDRA_FULL_ERROR"] = "1"
         sys.argv = [sys.argv[0], *arguments]
         app()

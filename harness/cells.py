@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -14,6 +14,7 @@ from harness.config import LinkEntry, MemoryEntry, ModelEntry, RunConfig, System
 from harness.system import MemorySpec, ModelSpec
 
 T = TypeVar("T")
+USUAL_PREFIX_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,25 @@ class Group:
     @property
     def name(self) -> str:
         s = self.setting
-        return f"{s.model.name}, {s.memory.label}, {self.system.name}" + (f", K = {self.depth}" if self.depth else "")
+        text = f"{s.model.name}, {s.memory.label}, {self.system.name}"
+        text += f" ({self.system.variant})" if "named" in self.system.options else ""
+        text += f", K = {self.depth}" if self.depth else ""
+        text += f", B = {s.batch}" if s.batch > 1 else ""
+        text += f", prefix {s.prefix_tokens}" if s.prefix_tokens != USUAL_PREFIX_TOKENS else ""
+        return text + (f", repeat {s.repeat + 1}" if s.repeat else "")
+
+
+class DepthKey(NamedTuple):
+    """What a chosen K holds for. weights: kind; memory: label."""
+
+    model: str
+    weights: str
+    memory: str
+    link: str
+    device: str
+
+
+ChosenDepths = Mapping[DepthKey, int]
 
 
 class Skip(NamedTuple):
@@ -59,8 +78,9 @@ class Grid(NamedTuple):
     skips: list[Skip]
 
 
-def expand(config: RunConfig, device: str) -> Grid:
-    """Every group of the run. Systems that cannot run in a setting are left out and named in `skips`."""
+def expand(config: RunConfig, device: str, chosen: ChosenDepths | None = None) -> Grid:
+    """Every group of the run. Systems that cannot run in a setting are left out and named in `skips`. chosen: K where
+    the axis says `model`, instead of the model's own."""
     blocks: list[list[Group]] = []
     skips: list[Skip] = []
     for setting in settings(config):
@@ -68,8 +88,8 @@ def expand(config: RunConfig, device: str) -> Grid:
         for system in config.systems:
             reason = unfit(setting, system, device)
             if reason is None:
-                block += [Group(setting, system, depth) for depth in depths(config, setting.model, system)]
-            elif (skip := Skip(f"{setting.model.name}, {setting.memory.label}, {system.name}", reason)) not in skips:
+                block += [Group(setting, system, k) for k in depths(config, setting, system, device, chosen or {})]
+            elif (skip := Skip(_what(setting, system), reason)) not in skips:
                 skips.append(skip)
         s = setting
         order = (config.seed, s.model.name, s.memory.name, s.link.name, s.batch, s.prefix_tokens, s.repeat)
@@ -91,17 +111,27 @@ def settings(config: RunConfig) -> list[Setting]:
     ]
 
 
-def depths(config: RunConfig, model: ModelEntry, system: SystemEntry) -> list[int]:
+def depths(config: RunConfig, setting: Setting, system: SystemEntry, device: str, chosen: ChosenDepths) -> list[int]:
     """The depths K at which a system is measured: the axis, or its own fixed depth once."""
     if isinstance(system.depth, int):
         return [system.depth]
-    return list(dict.fromkeys(model.depth if d is None else d for d in config.depth))
+    model = setting.model
+    weights = config.weights or model.default_weights
+    own = chosen.get(DepthKey(model.name, weights, setting.memory.label, setting.link.name, device), model.depth)
+    return list(dict.fromkeys(own if d is None else d for d in config.depth))
+
+
+def _what(setting: Setting, system: SystemEntry) -> str:
+    named = f" ({system.variant})" if "named" in system.options else ""
+    return f"{setting.model.name}, {setting.memory.label}, {system.name}{named}"
 
 
 def unfit(setting: Setting, system: SystemEntry, device: str) -> str | None:
     """Why a system cannot be measured in a setting; None where it can."""
     if not system.available:
         return system.reason
+    if system.devices and device not in system.devices:
+        return f"means something on {' and '.join(system.devices)} only, not on {device}"
     links = system.links.get(device)
     if links is not None and setting.link.name not in links:
         return f"runs on {device} with link {' or '.join(links)} only, not {setting.link.name}"

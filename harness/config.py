@@ -4,7 +4,7 @@ Hydra."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from harness.system import ModelShape
@@ -13,6 +13,18 @@ from specter_core.errors import UserError
 T = TypeVar("T")
 WEIGHTS = ("official", "synthetic", "reference")
 DEVICES = ("auto", "cpu", "cuda")
+CONSUMED: tuple[str, ...] = (
+    "command",
+    "models",
+    "systems",
+    "memories",
+    "links",
+    "launcher",
+    "slots",
+    "budgets_gb",
+    "variants",
+)
+CONSUMED += ("by_profile", "named_models")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +47,9 @@ class ModelEntry:
 class SystemEntry:
     """conf/system/<name>.yaml. depth: "model" (the depth axis applies) or a fixed number.
 
-    links: device -> the links it can be measured with (absent device: all). budgeted False: runs without a
-    budget. python: interpreter of the worker, relative to the repository, where the system has an environment
-    of its own.
+    links: device -> the links it can be measured with (absent device: all). devices: those it can be measured
+    on (none: all). budgeted False: runs without a budget. python: interpreter of the worker, relative to the
+    repository, where the system has an environment of its own.
     """
 
     name: str
@@ -48,6 +60,7 @@ class SystemEntry:
     depth: str | int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     links: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    devices: Sequence[str] = ()
     figure: bool = True
     budgeted: bool = True
     selectable: bool = True
@@ -58,21 +71,23 @@ class SystemEntry:
 
     @property
     def variant(self) -> str:
-        return str(self.options.get("variant", "default"))
+        """What its rows are called: `named` where several variants of one system run side by side."""
+        return str(self.options.get("named") or self.options.get("variant", "default"))
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEntry:
-    """conf/memory/<name>.yaml: slots per layer, or the name of one of the model's budgets."""
+    """conf/memory/<name>.yaml: slots per layer, the name of one of the model's budgets, or bytes."""
 
     name: str
     label: str
     slots_per_layer: int | None = None
     budget: str | None = None
+    budget_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.slots_per_layer is None) == (self.budget is None):
-            raise UserError(f"memory {self.name}: give slots_per_layer or budget, one of the two")
+        if [self.slots_per_layer, self.budget, self.budget_bytes].count(None) != 2:
+            raise UserError(f"memory {self.name}: give slots_per_layer or budget or budget_bytes, one of them")
         if self.slots_per_layer is not None and self.slots_per_layer < 1:
             raise UserError(f"memory {self.name}: slots_per_layer {self.slots_per_layer} is below 1 slot per layer")
 
@@ -87,10 +102,21 @@ class LinkEntry:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
+    """conf/launcher/<name>.yaml. parallel: workers at a time; None: one per visible GPU, one on a CPU. The rest
+    from `jobs` on is for slurm: the number of jobs that the cells are dealt to, and what each asks for."""
+
     name: str = "local"
+    parallel: int | None = None
     load_timeout_s: float = 1800.0
     generate_timeout_s: float = 900.0
     restarts: int = 1
+    jobs: int = 4
+    cluster: str = "slurm"
+    partition: str | None = None
+    timeout_min: int = 240
+    gpus: int = 0
+    cpus: int = 2
+    mem_gb: int = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +145,9 @@ class RunConfig:
     output: str
     fresh: bool
     figures: Sequence[str] = ()
+    depths: str | None = None
+    stop_early: bool = False
+    shard: str | None = None
 
 
 def build(cls: type[T], raw: Mapping[str, Any], where: str, **extra: Any) -> T:
@@ -141,9 +170,10 @@ def build(cls: type[T], raw: Mapping[str, Any], where: str, **extra: Any) -> T:
 def run_config(raw: Mapping[str, Any]) -> RunConfig:
     """The composed config (plain dicts and lists) as a RunConfig. UserError names a bad value and what would
     do."""
-    rest = {k: v for k, v in raw.items() if k not in ("command", "models", "systems", "memories", "links", "launcher")}
+    rest = {k: v for k, v in raw.items() if k not in CONSUMED}
     sweep = str(raw.get("sweep", "main"))
     systems = [system_entry(n, s) for n, s in raw["systems"].items()]
+    systems += [v for s in systems if s.name == "specter" for v in _variants(s, raw.get("variants") or {})]
     for system in systems:
         if not system.selectable:
             raise UserError(f"system={system.name} is no system to measure; it runs by itself, untimed")
@@ -163,6 +193,8 @@ def run_config(raw: Mapping[str, Any]) -> RunConfig:
     temperature = rest.get("temperature", 0.0)
     if not isinstance(temperature, int | float) or temperature < 0:
         raise UserError(f"temperature={temperature} is no temperature; give a number, 0 (greedy) or more")
+    if rest.get("stop_early") and sweep == "depth":
+        raise UserError("stop_early=true with sweep=depth: K is chosen from full repeats; leave stop_early out")
     _known(rest.get("weights"), (*WEIGHTS, None), "weights")
     _known(rest.get("device"), DEVICES, "device")
     return build(
@@ -171,10 +203,32 @@ def run_config(raw: Mapping[str, Any]) -> RunConfig:
         "config",
         models=[model_entry(n, m) for n, m in raw["models"].items()],
         systems=systems,
-        memories=[build(MemoryEntry, m, f"conf/memory/{n}", name=n) for n, m in raw["memories"].items()],
+        memories=memory_entries(raw),
         links=[build(LinkEntry, v, f"conf/link/{n}", name=n) for n, v in raw["links"].items()],
         launcher=build(Launcher, raw["launcher"], "conf/launcher"),
     )
+
+
+def memory_entries(raw: Mapping[str, Any]) -> list[MemoryEntry]:
+    """Those of conf/memory, then one per value of the axes slots and budgets_gb."""
+    found = [build(MemoryEntry, m, f"conf/memory/{n}", name=n) for n, m in (raw.get("memories") or {}).items()]
+    for slots in _listed(raw.get("slots") or []):
+        found.append(MemoryEntry(f"slots{slots}", f"{slots} slots", slots_per_layer=_number(slots, "slots", 1)))
+    for size in _listed(raw.get("budgets_gb") or []):
+        if isinstance(size, bool) or not isinstance(size, int | float) or size <= 0:
+            raise UserError(f"budgets_gb={size} is no size in GB; give a number above 0")
+        found.append(MemoryEntry(f"gb{size:g}", f"{size:g} GB", budget_bytes=int(size * 1e9)))
+    return found
+
+
+def _variants(system: SystemEntry, variants: Mapping[str, Mapping[str, Any]]) -> list[SystemEntry]:
+    """The same system once more for each variant, under the same name and a variant of its own."""
+    found = []
+    for name, changes in variants.items():
+        options = {k: v for k, v in changes.items() if k != "devices"}
+        devices = tuple(_listed(changes.get("devices", system.devices)))
+        found.append(replace(system, options={**system.options, **options, "named": name}, devices=devices))
+    return found
 
 
 def model_entry(name: str, raw: Mapping[str, Any]) -> ModelEntry:

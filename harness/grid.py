@@ -10,6 +10,8 @@ from typing import NamedTuple
 from harness import catalogue
 from harness.cells import Group, Skip, config_hash, expand
 from harness.config import ModelEntry, RunConfig, SystemEntry, system_entry
+from harness.datasets.select import TooFewDocuments
+from harness.depth_file import chosen_depths
 from harness.environment import detect_device
 from harness.memory import memory_spec
 from harness.prompts import BenchPrompt, PromptSource
@@ -66,7 +68,7 @@ def plan_run(config: RunConfig, source: PromptSource, *, named_models: bool = Fa
     """UserError when nothing of the run can be measured here, or when a model that was named is absent
     (named_models); models of a default list that are absent are skipped."""
     device = detect_device(config.device)
-    grid = expand(config, device)
+    grid = expand(config, device, chosen_depths(config))
     skips = list(grid.skips)
     datasets = {d: source.absent(d) for d in config.datasets}
     skips += [Skip(f"dataset {d}", line) for d, line in datasets.items() if line is not None]
@@ -84,12 +86,12 @@ def plan_run(config: RunConfig, source: PromptSource, *, named_models: bool = Fa
     blocks = []
     for block in grid.blocks:
         planned = [
-            _planned(group, config, source, models[group.setting.model.name], device, datasets)
+            _planned(group, config, source, models[group.setting.model.name], device, datasets, skips)
             for group in block
             if group.setting.model.name in models and here[group.system.name] is None
         ]
         blocks.append([p for p in planned if p.requests])
-    plan = RunPlan(device, models, [b for b in blocks if b], skips)
+    plan = RunPlan(device, models, [b for b in blocks if b], list(dict.fromkeys(skips)))
     if not plan.requests:
         reason = skips[0].reason if skips else "no model, dataset, memory or system is chosen"
         raise UserError(f"nothing to measure: {skips[0].what + ': ' if skips else ''}{reason}")
@@ -120,9 +122,15 @@ def _planned(
     model: ModelSpec,
     device: str,
     datasets: dict[str, str | None],
+    skips: list[Skip],
 ) -> PlannedGroup:
-    memory = memory_spec(group, model, device)
-    here = [d for d, line in datasets.items() if line is None]
-    prompts = {d: source.select(model, d, group.setting.prefix_tokens) for d in here}
-    hashes = {d: config_hash(group, model, memory, d, config) for d in here}
+    """A dataset without enough documents of the prefix length is left out and named in skips."""
+    memory, length = memory_spec(group, model, device), group.setting.prefix_tokens
+    prompts: dict[str, list[BenchPrompt]] = {}
+    for dataset in (d for d, line in datasets.items() if line is None):
+        try:
+            prompts[dataset] = source.select(model, dataset, length)
+        except TooFewDocuments as error:
+            skips.append(Skip(f"{model.name}, dataset {dataset}, prefix of {length} tokens", str(error)))
+    hashes = {d: config_hash(group, model, memory, d, config) for d in prompts}
     return PlannedGroup(group, model, memory, prompts, hashes)

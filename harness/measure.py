@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from harness.catalogue import ROOT
 from harness.cells import batches
 from harness.config import RunConfig
+from harness.early_stop import LEAST_REPEATS, settled
 from harness.grid import PlannedGroup
 from harness.prompts import BenchPrompt
-from harness.records import Key, RecordFile, key_of
+from harness.records import Key, RecordFile, key_of, read_rows
 from harness.reference_tokens import ReferenceTokens, reference_key
 from harness.rows import known_columns, measured_columns
 from harness.system import ModelSpec, RequestRecord
@@ -22,7 +23,11 @@ from specter_core.types import Request
 
 @dataclass(slots=True)
 class Measurement:
-    """What every group of a run shares. advance(n) is called as n requests get their rows."""
+    """What every group of a run shares. advance(n) is called as n requests get their rows.
+
+    Groups may be measured by several threads at a time. After `stop` nothing is recorded any more, and every worker
+    is ended.
+    """
 
     config: RunConfig
     records: RecordFile
@@ -31,13 +36,21 @@ class Measurement:
     git_commit: str
     notice: Callable[[str], None]
     advance: Callable[[int], None]
+    _workers: set[WorkerProcess] = field(default_factory=set)
+    _stopped: bool = False
+
+    def stop(self) -> None:
+        self._stopped = True
+        for worker in list(self._workers):
+            worker.kill()
 
     def unfinished(self, planned: PlannedGroup) -> list[list[BenchPrompt]]:
         """The batches of a group that have a prompt without an ok row."""
         return [batch for batch in self._batches(planned) if not self._keys(planned, batch) <= self.records.done]
 
-    def run(self, planned: PlannedGroup, model: ModelSpec, warmup: BenchPrompt) -> None:
-        """Measures what is unfinished. model: the planned one, with the handle of its store.
+    def run(self, planned: PlannedGroup, model: ModelSpec, warmup: BenchPrompt, gpu: str | None = None) -> None:
+        """Measures what is unfinished. model: the planned one, with the handle of its store. gpu: the only one that the
+        worker sees.
 
         A worker that fails gets status rows for the batch that it was measuring; a fresh one takes the rest,
         at most `launcher.restarts` times, then the rest gets status rows too.
@@ -45,8 +58,12 @@ class Measurement:
         pending = self.unfinished(planned)
         self.advance(planned.requests - len({p.prompt_id for batch in pending for p in batch}))
         restarts = self.config.launcher.restarts
-        while pending:
-            worker, loaded = self._worker(planned), False
+        if pending and self._settled(planned):
+            self.notice(f"{planned.group.name}: stopped early, its mean TPOT is known to 5 %")
+            self.advance(len({p.prompt_id for batch in pending for p in batch}))
+            return
+        while pending and not self._stopped:
+            worker, loaded = self._worker(planned, gpu), False
             try:
                 self._load(worker, planned, model, warmup)
                 loaded = True
@@ -68,7 +85,14 @@ class Measurement:
                         self._fail(planned, batch, failure.status, why + failure.reason)
                     return
             finally:
+                self._workers.discard(worker)
                 worker.close()
+
+    def _settled(self, planned: PlannedGroup) -> bool:
+        repeat = planned.group.setting.repeat
+        if not self.config.stop_early or repeat < LEAST_REPEATS:
+            return False
+        return settled(read_rows(self.records.path), set(planned.hashes.values()))
 
     def _batches(self, planned: PlannedGroup) -> list[list[BenchPrompt]]:
         return [b for chosen in planned.prompts.values() for b in batches(chosen, planned.memory.batch)]
@@ -77,11 +101,14 @@ class Measurement:
         repeat = planned.group.setting.repeat
         return {Key(planned.hashes[p.dataset], p.prompt_id, repeat) for p in batch}
 
-    def _worker(self, planned: PlannedGroup) -> WorkerProcess:
+    def _worker(self, planned: PlannedGroup, gpu: str | None) -> WorkerProcess:
         system = planned.group.system
-        log = self.logs / f"{planned.model.name}-{planned.memory.label}-{system.name}.log"
+        place = "" if gpu is None else f"-gpu{gpu}"
+        log = self.logs / f"{planned.model.name}-{planned.memory.label}-{system.name}{place}.log".replace(" ", "_")
         python = str(ROOT / system.python) if system.python else None
-        return WorkerProcess(log, threads=self.config.threads, python=python)
+        worker = WorkerProcess(log, threads=self.config.threads, python=python, gpu=gpu)
+        self._workers.add(worker)
+        return worker
 
     def _load(self, worker: WorkerProcess, planned: PlannedGroup, model: ModelSpec, warmup: BenchPrompt) -> None:
         system, launcher = planned.group.system, self.config.launcher
@@ -132,6 +159,8 @@ class Measurement:
 
     def _append(self, rows: list[dict[str, Any]]) -> None:
         """Leaves out prompts that fill up a batch and have their row already."""
+        if self._stopped:
+            return
         rows = [row for row in rows if key_of(row) not in self.records.done]
         self.records.append(rows)
         self.advance(len(rows))

@@ -14,6 +14,8 @@ def memory_spec(group: Group, model: ModelSpec, device: str) -> MemorySpec:
     budget: int | None = None
     if group.system.budgeted and entry.budget is not None:
         budget = int(setting.model.budgets_bytes[entry.budget])
+    elif group.system.budgeted and entry.budget_bytes is not None:
+        budget = entry.budget_bytes
     elif group.system.budgeted and entry.slots_per_layer is not None and model.shape is not None:
         budget = slots_budget_bytes(
             model.shape, entry.slots_per_layer, setting.batch, setting.max_sequence, setting.model.depth

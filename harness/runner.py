@@ -4,6 +4,7 @@ again."""
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness import assets, environment, frame
+from harness import assets, depth_file, environment, frame, launch, timings
 from harness.catalogue import ROOT
 from harness.config import RunConfig, SystemEntry
 from harness.grid import PlannedGroup, RunPlan, missing_module
@@ -40,14 +41,16 @@ def run(
     reference: SystemEntry | None = None,
     store: Store = shared_store,
 ) -> dict[str, Any]:
-    """Measures what is planned and not recorded, then writes summary.csv and the figures. Returns what run.py
-    prints as its last line. reference: the system whose greedy tokens exact_match compares with; None: no
-    reference run, only tokens that an earlier one left. UserError (disk full, no room for a store, a broken
-    checkpoint) ends the run; every row that was recorded stays."""
+    """Measures what is planned and not recorded, then writes summary.csv, timings.csv and the figures (after a depth
+    sweep depths.json too). Returns what run.py prints as its last line. reference: the system whose greedy tokens
+    exact_match compares with; None: no reference run, only tokens that an earlier one left. UserError (disk full, no
+    room for a store, a broken checkpoint) ends the run; every row that was recorded stays."""
     out = output_folder(config)
     path = out / "records.csv"
     if config.fresh:
         set_aside(path)
+        set_aside(out / "timings.csv")
+    places = launch.seats(plan.device, config.launcher.parallel)
     commit = environment.git_commit()
     with RunProgress(plan.requests) as progress:
         records = RecordFile(path, progress.notice)
@@ -56,6 +59,10 @@ def run(
         captured = environment.capture(plan.device, config.threads, hashes, commit)
         environment.write(out / "environment.json", captured)
         write_systems(out / "systems.csv", config.systems)
+        if (chosen := depth_file.location(config)) is not None:
+            progress.notice(
+                f"K from {_shown(chosen)}, where it has the model and memory setting (depths=null: without)"
+            )
         for skip in plan.skips:
             progress.notice(f"skipped: {skip.what}: {skip.reason}")
         measurement = Measurement(
@@ -69,7 +76,10 @@ def run(
         )
         for name, spec in plan.models.items():
             groups = [p for p in plan.groups if p.model.name == name]
-            _run_model(spec, groups, measurement, plan.device, progress, source, reference, store)
+            links = "+".join(link.name for link in config.links)
+            what = timings.Timed(config.sweep, name, spec.weights, links, plan.device, commit)
+            with timings.timed(out / "timings.csv", what, lambda: len(records.done)):
+                _run_model(spec, groups, measurement, plan.device, places, progress, source, reference, store)
     return finish(config, plan, out, new=len(records.done) - before)
 
 
@@ -78,6 +88,7 @@ def _run_model(
     groups: list[PlannedGroup],
     measurement: Measurement,
     device: str,
+    places: list[str | None],
     progress: RunProgress,
     source: PromptSource,
     reference: SystemEntry | None,
@@ -99,10 +110,18 @@ def _run_model(
             progress.begin(f"{spec.name}: reference run (untimed)")
             log = measurement.logs / f"{spec.name}-reference.log"
             fill_reference(measurement, reference, spec, wanted, device=device, log=log)
-        for planned in groups:
+        lengths = {p.group.setting.prefix_tokens for p in groups}
+        warmups = {length: source.warmup(spec, length) for length in lengths}
+
+        def measure(planned: PlannedGroup, gpu: str | None) -> None:
             progress.begin(planned.group.name)
-            warmup = source.warmup(spec, planned.group.setting.prefix_tokens)
-            measurement.run(planned, spec, warmup)
+            measurement.run(planned, spec, warmups[planned.group.setting.prefix_tokens], gpu)
+
+        try:
+            launch.run_all(groups, places, measure)
+        except KeyboardInterrupt:
+            measurement.stop()
+            raise
 
 
 def finish(config: RunConfig, plan: RunPlan, out: Path, *, new: int) -> dict[str, Any]:
@@ -110,6 +129,9 @@ def finish(config: RunConfig, plan: RunPlan, out: Path, *, new: int) -> dict[str
     rows = frame.load(out / "records.csv", plan.hashes)
     summary = summarise(rows)
     write_csv(out / "summary.csv", summary)
+    if config.sweep == "depth" and (choices := depth_file.choose(rows)):
+        depth_file.write(out / depth_file.NAME, choices)
+        print("\n".join([*(c.line() for c in choices), f"written to {_shown(out / depth_file.NAME)}"]), file=sys.stderr)
     figures = draw(config.figures, rows, out)
     ok = rows[rows["status"] == "ok"]
     specter = ok[ok["system"] == "specter"]["exact_match"].dropna()
@@ -127,16 +149,14 @@ def finish(config: RunConfig, plan: RunPlan, out: Path, *, new: int) -> dict[str
 
 
 def draw(figures: Iterable[str], rows: pd.DataFrame, out: Path) -> list[str]:
-    """figures/<name>.png and .pdf of each figure module that finds something to draw; their paths."""
-    if not (rows["status"] == "ok").any():
+    """figures/<name>.png and .pdf of each figure that the rows have data for; their paths."""
+    names = list(figures)
+    if not names or not (rows["status"] == "ok").any():
         return []
-    paths: list[str] = []
-    for name in figures:
-        module = importlib.import_module(f"figures.{name}")
-        io = importlib.import_module("figures.io")
-        styled = io.with_systems(rows, out / "systems.csv")
-        paths += [_shown(path) for path in io.save(module.figure(styled), out / "figures", name)]
-    return paths
+    io, results = (importlib.import_module(f"figures.{name}") for name in ("io", "results"))
+    redraw = importlib.import_module("figures.redraw")
+    found = results.Results(out, records={".": io.with_systems(rows, out / "systems.csv")})
+    return [_shown(path) for outcome in redraw.redraw(found, out / "figures", names) for path in outcome.paths]
 
 
 def set_aside(path: Path) -> None:
@@ -150,6 +170,7 @@ def set_aside(path: Path) -> None:
 
 def write_systems(path: Path, systems: Iterable[SystemEntry]) -> None:
     """Label, colour and order of each system for the plots; systems of earlier runs in the folder stay."""
+    systems = list({s.name: s for s in systems}.values())
     new = pd.DataFrame(
         [[s.name, s.label, s.colour, s.order, s.figure] for s in systems],
         columns=["system", "label", "colour", "order", "figure"],

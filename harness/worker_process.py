@@ -34,12 +34,16 @@ class WorkerFailure(Exception):
 class WorkerProcess:
     """A fresh process of its own session. Every method raises WorkerFailure instead of blocking past its
     timeout. The process and its children are gone after `close`, after any failure, and when the harness is
-    killed."""
+    killed. gpu: the only one that it sees."""
 
-    def __init__(self, log: Path, *, threads: int | None = None, python: str | None = None) -> None:
+    def __init__(
+        self, log: Path, *, threads: int | None = None, python: str | None = None, gpu: str | None = None
+    ) -> None:
         ours, theirs = socket.socketpair()
         env = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
+        if gpu is not None:
+            env["CUDA_VISIBLE_DEVICES"] = gpu
         if threads is not None:
             env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(threads)
         log.parent.mkdir(parents=True, exist_ok=True)

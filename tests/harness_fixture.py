@@ -81,7 +81,7 @@ def plan(config: RunConfig) -> RunPlan:
     grid = expand(config, "cpu")
     here: dict[str, str | None] = dict.fromkeys(config.datasets)
     blocks: list[list[PlannedGroup]] = [
-        [_planned(g, config, FixedPrompts(), specs[g.setting.model.name], "cpu", here) for g in block]
+        [_planned(g, config, FixedPrompts(), specs[g.setting.model.name], "cpu", here, grid.skips) for g in block]
         for block in grid.blocks
     ]
     return RunPlan("cpu", specs, blocks, grid.skips)

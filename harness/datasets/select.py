@@ -11,6 +11,10 @@ from specter_core.errors import UserError
 PRIVATE = ("gpqa",)
 
 
+class TooFewDocuments(UserError):
+    """A dataset, or a style of it, has not enough documents of the wanted length."""
+
+
 def select_prompts(
     texts: Sequence[PromptText],
     encode: Callable[[str], Sequence[int]],
@@ -22,7 +26,7 @@ def select_prompts(
     """`count` prompts of `prefix_len` tokens for each (dataset, label): `builtin` gives `count` per style.
 
     The order of the documents depends on seed, dataset and prompt id alone, not on the file format or on how
-    many others there are. Raises UserError when fewer than `count` have `prefix_len` tokens.
+    many others there are. Raises TooFewDocuments (a UserError) when fewer than `count` have `prefix_len` tokens.
     """
     if count < 1 or prefix_len < 1:
         raise UserError(f"count={count}, prefix_len={prefix_len}: both have to be 1 or more")
@@ -47,7 +51,7 @@ def _take(
             return chosen
     first = group[0]
     name = first.dataset if first.dataset != "builtin" else f"builtin (style {first.label})"
-    raise UserError(
+    raise TooFewDocuments(
         f"dataset {name} has {len(chosen)} documents of >= {prefix_len} tokens, count asks for {count}; "
         "ask for fewer prompts or a shorter prefix"
     )

@@ -42,14 +42,17 @@ class EngineSystem:
         self._engine = self.build(self._model, options, memory)
 
     def build(self, model: LoadedModel, options: EngineOptions, memory: MemorySpec) -> SpecterEngine:
-        """Slots as the setting says: M where it is given in slots, else what the budget leaves."""
+        """Slots as the setting says: M where it is given in slots, else what the budget leaves. A draft with KV or
+        weights of its own pays for them out of the same bytes."""
         if self._resident:
             return build_engine(model, options)
+        shared = options.shared_kv and options.shared_weights
+        slots = memory.slots_per_layer if shared or memory.budget_bytes is None else None
         return build_engine(
             model,
             options,
-            slots_per_layer=memory.slots_per_layer,
-            budget_bytes=memory.budget_bytes if memory.slots_per_layer is None else None,
+            slots_per_layer=slots,
+            budget_bytes=memory.budget_bytes if slots is None else None,
             rate_bytes_per_s=memory.link_rate_bytes_per_s,
         )
 

@@ -12,11 +12,12 @@ _VARIANTS = ("default", "paper", "reference")
 
 
 def create(options: Mapping[str, Any]) -> EngineSystem:
-    """options: `variant` (default | paper | reference) and any field of EngineOptions, `depth` among them."""
+    """options: `variant` (default | paper | reference), `named` (what the rows call it, if not that) and any field of
+    EngineOptions, `depth` among them."""
     variant = str(options.get("variant", "default"))
     if variant not in _VARIANTS:
         raise UserError(f"variant {variant!r} is unknown, known are {', '.join(_VARIANTS)}; choose one of these")
-    chosen = engine_options(options, own=("variant",))
+    chosen = engine_options(options, own=("variant", "named"))
     if variant == "paper":
         chosen = chosen.paper()
-    return EngineSystem(chosen, variant=variant, resident=variant == "reference")
+    return EngineSystem(chosen, variant=str(options.get("named") or variant), resident=variant == "reference")
