@@ -37,7 +37,7 @@ def interpreted(group: str) -> Iterator[Any]:
 
     from scripts.gpu import decode_checks as checks
     from scripts.gpu import decode_checks_moe as moe
-    from specter_core.model.kernels.tiles import LinearTile
+    from specter_core.model.kernels.tiles import GemvTile, LinearTile
     from specter_core.verify.kernels.grouped_ffn import GroupedTile
 
     env = checks.Env.make("cpu", torch.float16, seed=11)
@@ -48,12 +48,15 @@ def interpreted(group: str) -> Iterator[Any]:
         "linear": lambda: checks.linear_checks(env, 40, 72, LinearTile(16, 16, 32), (1, 18)),
         "linear_split": lambda: checks.linear_checks(env, 24, 80, LinearTile(16, 16, 32, split=2), (3,)),
         "linear_fp32": lambda: checks.linear_checks(fp32, 17, 33, LinearTile(32, 16, 32), (2,)),
+        "gemv": lambda: checks.gemv_checks(env, 10, 40, 5, GemvTile(4, 64), (1, 3)),
+        "gemv_fp32": lambda: checks.gemv_checks(fp32, 9, 32, 3, GemvTile(2, 32), (2,)),
         "norm": lambda: checks.norm_checks(env, 40, (1, 5)),
         "head_linear": lambda: checks.head_linear_checks(env, 3, 24, 40, (1, 18)),
         "gqa": lambda: checks.gqa_checks(env, 4, 2, 24, few, 192),
         "gqa_longrope": lambda: checks.gqa_checks(env, 2, 2, 16, many, 900, switch=503),
         "gqa_interleaved": lambda: checks.gqa_checks(fp32, 2, 1, 16, few, 128, interleaved=True),
         "mla": lambda: checks.mla_checks(env, 4, 24, 8, 40, 24, few, 192, (1, 2, 4)),
+        "mla_one_launch": lambda: checks.mla_checks(env, 3, 24, 8, 40, 24, many, 900, (1,), 16),
         "router": lambda: moe.router_checks(env, 13, 3, 7),
         "tokens": lambda: moe.token_checks(env, 2100, 40, 3),
         "grouped": lambda: moe.grouped_checks(env, 5, 2, 40, 24, 6, (tile, tile)),
@@ -99,7 +102,7 @@ def decoded(family: str) -> list[tuple[str, float, float]]:
                     x = layer.combine(x, routing.normed, torch.zeros_like(x))
             outcomes.append((decoder.logits(x)[rows.valid.flatten()], torch.stack(ids)))
         if rows.batch == 2:
-            outcomes.append(fused(decoders[0], caches[0], tokens, rows))
+            outcomes += [fused(decoders[0], caches[0], tokens, rows, preset) for preset in ("target", "draft")]
         wanted, wanted_ids = outcomes[0]
         for logits, ids in outcomes[1:]:
             error = float((logits - wanted).norm() / wanted.norm())
@@ -107,7 +110,7 @@ def decoded(family: str) -> list[tuple[str, float, float]]:
     return found
 
 
-def fused(decoder: Any, kv: Any, tokens: Any, rows: Any) -> tuple[Any, Any]:
+def fused(decoder: Any, kv: Any, tokens: Any, rows: Any, preset: str) -> tuple[Any, Any]:
     """(logits of valid rows, ids) of the fused pass, no routed experts; KV behind the boundaries is rewritten."""
     import torch
 
@@ -116,7 +119,7 @@ def fused(decoder: Any, kv: Any, tokens: Any, rows: Any) -> tuple[Any, Any]:
     from specter_core.model.kernels.tiles import Preset
 
     weights, tables = FusedWeights.of(decoder), rope_tables(decoder, kv.capacity)
-    step = FusedPass(weights, decoder.config, kv, tables, rows.steps, rows.last + 1, Preset.TARGET)
+    step = FusedPass(weights, decoder.config, kv, tables, rows.steps, rows.last + 1, Preset(preset))
     for buffer, value in (
         (step.tokens, tokens), (step.positions, rows.positions), (step.valid, rows.valid), (step.context, rows.context)
     ):  # fmt: skip

@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("triton")
 
 GROUPS = (
-    "linear", "linear_split", "linear_fp32", "norm", "head_linear", "gqa", "gqa_longrope", "gqa_interleaved", "mla",
-    "router", "tokens",
+    "linear", "linear_split", "linear_fp32", "gemv", "gemv_fp32", "norm", "head_linear", "gqa", "gqa_longrope",
+    "gqa_interleaved", "mla", "mla_one_launch", "router", "tokens",
 )  # fmt: skip
 
 

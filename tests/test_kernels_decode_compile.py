@@ -12,7 +12,9 @@ COMMON = {"_linear_kernel", "_sum_splits_kernel", "_route_kernel", "_group_rows_
 COMMON |= {"_down_kernel", "_combine_rows_kernel", "_norm_kernel", "_embed_kernel", "_argmax_blocks_kernel"}
 COMMON |= {"_argmax_finish_kernel", "_append_kernel", "_head_linear_kernel"}
 EXPECTED = {
-    "deepseek_v2_lite": COMMON | {"_mla_prepare_kernel", "_mla_split_kernel", "_mla_value_kernel"},
+    "deepseek_v2_lite": COMMON
+    | {"_mla_prepare_kernel", "_mla_split_kernel", "_mla_value_kernel"}
+    | {"_gemv_kernel", "_combine_kernel"},
     "phi3.5_moe": COMMON | {"_rope_append_kernel", "_gqa_split_kernel", "_combine_kernel"},
 }
 

@@ -208,7 +208,7 @@ def main() -> int:
             if "us" in row:
                 row["floor_us"] = row["bytes"] / ceiling / 1e6
                 row["ratio"] = row["us"] / row["floor_us"] if row["floor_us"] else 0.0
-                row["tb_per_s"] = row["bytes"] / row["us"] / 1e6
+                row["tb_per_s"] = row["bytes"] / row["us"] / 1e6 if row["us"] else 0.0
                 text = f"{row['us']:8.2f} {row['floor_us']:7.2f} {row['ratio']:6.2f} {row['tb_per_s']:5.2f}"
             else:
                 text = row.get("note", "")

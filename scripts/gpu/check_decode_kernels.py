@@ -40,6 +40,9 @@ def tasks(quick: bool) -> list[Task]:
     for n, k, split in linears:
         for rows in (16, 32):
             found.append(("linear", "bfloat16", (n, k, rows, split, counts if k <= 4096 else few)))
+    for n, k in ((3648, 2048), (2048, 2816), (2048, 10944), (2816, 2048), (1001, 1000), (4099, 4096)):
+        found.append(("gemv", "bfloat16", (n, k, (1, 2, 4, 7))))
+    found.append(("gemv", "float16", (2048, 2816, (1, 4))))
     found.append(("linear", "float16", (2048, 2048, 32, 1, few)))
     table = [(3648, 2048, False), (64, 2048, False), (102400, 2048, False), (2816, 2048, True), (2048, 5632, False)]
     found += [("table", "bfloat16", (*shape, few)) for shape in table]
@@ -80,6 +83,14 @@ def linear_task(env: Any, n: int, k: int, rows: int, split: int, counts: tuple[i
     values = tuple(c for c in (1, 17, 33) if c in counts)
     tile = LinearTile(rows, 16, 128, split)
     yield from linear_checks(env, n, k, tile, counts, values)
+
+
+def gemv_task(env: Any, n: int, k: int, counts: tuple[int, ...]) -> Iterator[Any]:
+    from scripts.gpu.decode_checks import gemv_checks
+    from specter_core.model.kernels.tiles import gemv_tile
+
+    for pair in (False, True):
+        yield from gemv_checks(env, n, k, 64, gemv_tile(n, k, pair=pair), counts)
 
 
 def table_task(env: Any, n: int, k: int, pair: bool, counts: tuple[int, ...]) -> Iterator[Any]:
@@ -146,6 +157,7 @@ def graph_task(env: Any) -> Iterator[Any]:
 
 TASKS: dict[str, Callable[..., Iterator[Any]]] = {
     "linear": linear_task,
+    "gemv": gemv_task,
     "table": table_task,
     "mla": mla_task,
     "gqa": gqa_task,

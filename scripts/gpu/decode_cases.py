@@ -8,20 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from specter_core.model.kernels.attention import combine_splits, gqa_splits
+from specter_core.model.kernels.gemv import gemv
 from specter_core.model.kernels.head_linear import head_linear
 from specter_core.model.kernels.linear import NormWeights, linear
 from specter_core.model.kernels.mla import mla_prepare
-from specter_core.model.kernels.mla_attention import mla_splits, mla_values
+from specter_core.model.kernels.mla_attention import SplitTile, mla_splits, mla_values
 from specter_core.model.kernels.norm import norm_rows
 from specter_core.model.kernels.partials import Partials
 from specter_core.model.kernels.rope import RopeTables, RowTensors, rope_append
 from specter_core.model.kernels.router import route
-from specter_core.model.kernels.tiles import LinearTile, Preset, linear_tile
+from specter_core.model.kernels.tiles import GemvTile, LinearTile, Preset, gemv_tile, linear_tile, power_of_two
 from specter_core.model.kernels.tokens import ARGMAX_BLOCK, append_tokens, argmax, embed
 from specter_core.verify.kernels.combine_rows import combine_rows
 from specter_core.verify.kernels.group_rows import group_rows
@@ -95,27 +97,48 @@ class Maker:
 def linear_case(
     make: Maker, name: str, rows: int, n: int, k: int, preset: Preset, *, norm: NormWeights | None = None,
     swiglu: bool = False, bias: bool = False, residual: bool = False, addend: bool = False, gate: bool = False,
-    keep: bool = False, fp32: bool = False, tile: LinearTile | None = None,
+    keep: bool = False, fp32: bool = False, router: int = 0, tile: LinearTile | GemvTile | None = None,
 ) -> Case:  # fmt: skip
-    chosen = tile or linear_tile(n, k, pair=swiglu, preset=preset)
+    """As the fused pass launches it: the draft's products take their norm along (and the router's logits with
+    `router`), the target's follow a norm of their own unless `keep`.
+    """
+    own = gemv_tile(n, k, pair=swiglu) if preset is Preset.DRAFT else linear_tile(n, k, pair=swiglu, preset=preset)
+    chosen = tile or own
 
     def build(copies: int) -> list[Launch]:
         x, out = make.randn(rows, k), make.empty(rows, n, dtype=torch.float32 if fp32 else None)
-        partial = make.empty(chosen.split * rows * n, dtype=torch.float32)
-        options = {
+        options: dict[str, Any] = {
             "bias": make.randn(n) if bias else None,
             "residual": make.randn(rows, n) if residual else None,
             "addend": make.randn(rows, n, dtype=torch.float32) if addend else None,
             "row_gate": make.randn(rows, dtype=torch.float32) if gate else None,
-            "normed": make.empty(rows, k) if keep else None,
+            "swiglu": swiglu,
         }
+        normed = make.empty(rows, k)
+        if isinstance(chosen, GemvTile):
+            options |= {"norm": norm}
+            if router:
+                options |= {"router": make.randn(router, k), "normed": normed}
+                options |= {"logits": make.empty(rows, router, dtype=torch.float32)}
+        else:
+            options |= {"partial": make.empty(chosen.split * rows * n, dtype=torch.float32)}
+            if keep:
+                options |= {"norm": norm, "normed": normed}
 
         def launch(w: Tensor) -> Launch:
-            return lambda: linear(x, w, out, chosen, norm=norm, swiglu=swiglu, partial=partial, **options)
+            def run() -> None:
+                if isinstance(chosen, GemvTile):
+                    gemv(x, w, out, chosen, **options)
+                    return
+                if norm is not None and not keep:
+                    norm_rows(x, norm.weight, norm.bias, norm.eps, normed)
+                linear(x if norm is None or keep else normed, w, out, chosen, **options)
+
+            return run
 
         return [launch(make.randn(n * (2 if swiglu else 1), k, scale=k**-0.5)) for _ in range(copies)]
 
-    weight = n * k * 2 * (2 if swiglu else 1)
+    weight = (n * (2 if swiglu else 1) + router) * k * 2
     return Case(name, rows, weight + rows * (2 * k + (4 if fp32 else 2) * n), build)
 
 
@@ -128,7 +151,7 @@ def linear_cases(shape: Shape, make: Maker, rows: int, preset: Preset) -> Iterat
     """The projections of one layer and the head."""
     h, norm = shape.hidden, norm_of(shape, make)
 
-    def case(name: str, n: int, k: int, **options: bool) -> Case:
+    def case(name: str, n: int, k: int, **options: Any) -> Case:
         with_norm = norm if options.pop("norm", False) else None
         return linear_case(make, name, rows, n, k, preset, norm=with_norm, **options)
 
@@ -139,9 +162,14 @@ def linear_cases(shape: Shape, make: Maker, rows: int, preset: Preset) -> Iterat
         yield case("norm+qkv", qkv, h, norm=True, bias=shape.qkv_bias)
     yield case("o_proj+residual", h, shape.heads * shape.head_dim, residual=True)
     logits = shape.experts + (1 if shape.qkv_bias and shape.shared else 0)
-    yield case("norm+router logits", logits, h, norm=True, keep=True, fp32=True)
+    draft = preset is Preset.DRAFT
+    if not (draft and shape.shared):
+        yield case("norm+router logits", logits, h, norm=True, fp32=True)
     if shape.shared:
-        yield case("shared gate|up", shape.shared, h, swiglu=True)
+        if draft:
+            yield case("norm+router+shared gate|up", shape.shared, h, norm=True, swiglu=True, router=logits)
+        else:
+            yield case("shared gate|up", shape.shared, h, swiglu=True)
         yield case("shared down+sum", h, shape.shared, residual=True, addend=True, gate=shape.qkv_bias)
     if shape.dense:
         yield case("dense norm+gate|up", shape.dense, h, swiglu=True, norm=True)
@@ -150,7 +178,14 @@ def linear_cases(shape: Shape, make: Maker, rows: int, preset: Preset) -> Iterat
 
 
 def attention_cases(
-    shape: Shape, make: Maker, rows: int, context: int, *, steps_per_program: int = 1, row_tile: int = 16
+    shape: Shape,
+    make: Maker,
+    rows: int,
+    context: int,
+    *,
+    steps_per_program: int = 1,
+    row_tile: int = 16,
+    tile: SplitTile | None = None,
 ) -> Iterator[Case]:
     """The launches between the projections, for `rows` rows of one sequence that ends at `context` positions."""
     capacity = -(-context // 64) * 64
@@ -164,6 +199,7 @@ def attention_cases(
         gain = 1.0 + make.randn(rank, scale=0.1)
         part = Partials.allocate(rows, heads, rank, capacity, make.device)
         query, out = make.randn(rows, heads, width), make.empty(rows, heads * d)
+        mix = make.empty(rows, heads, rank) if row_tile == 32 else None
         split = [heads * shape.nope, heads * shape.rope, shape.rope, rank]
 
         def prepare(copies: int) -> list[Launch]:
@@ -179,14 +215,14 @@ def attention_cases(
         def splits(copies: int) -> list[Launch]:
             def launch(cache: Tensor) -> Launch:
                 return lambda: mla_splits(
-                    query, cache, rank, part_of, 0.1, capacity, part, steps_per_program=steps_per_program
+                    query, cache, rank, part_of, 0.1, capacity, part, steps_per_program=steps_per_program, tile=tile
                 )
 
             return [launch(make.randn(1, capacity + 1, width)) for _ in range(copies)]
 
         def values(copies: int) -> list[Launch]:
             def launch(value_up: Tensor) -> Launch:
-                return lambda: mla_values(part, value_up, part_of, capacity, out, row_tile=row_tile)
+                return lambda: mla_values(part, value_up, part_of, capacity, out, latent=mix, row_tile=row_tile)
 
             return [launch(make.randn(heads, rank, d, scale=0.05)) for _ in range(copies)]
 
@@ -311,43 +347,55 @@ def model_cases(shape: Shape, make: Maker) -> Iterator[Case]:
     yield grouped_case(shape, make, 17, listed=True)
 
 
+DRAFT_TILES = ((2, 2), (2, 4), (4, 2), (4, 4), (4, 8), (8, 4), (8, 8))
+TARGET_TILES = (
+    (16, 256, 1, 4, 3), (16, 256, 1, 4, 4), (16, 128, 1, 4, 6), (16, 512, 1, 4, 3), (16, 256, 1, 2, 4),
+    (32, 128, 1, 4, 4), (32, 256, 1, 4, 3), (32, 256, 1, 8, 3), (64, 128, 1, 4, 3), (64, 128, 1, 8, 4),
+)  # fmt: skip
+SPLIT_TILES = ((32, 4, 2), (32, 4, 1), (32, 4, 3), (32, 8, 2), (64, 8, 1), (64, 8, 2), (64, 4, 1))
+
+
 def sweep_cases(shape: Shape, make: Maker) -> Iterator[Case]:
-    """Candidate tiles of the linear layers, of MLA and of the grouped experts."""
-    norm = norm_of(shape, make)
-    layers = [("qkv", 3648, 2048, True, False), ("o", 2048, 2048, False, False), ("gate|up", 2816, 2048, False, True)]
-    layers += [("down", 2048, 2816, False, False), ("router", 64, 2048, True, False)]
+    """Candidate tiles of the linear layers at 1 and 17 rows, and of MLA's splits."""
+    norm, h, heads = norm_of(shape, make), shape.hidden, shape.heads
+    down = heads * (shape.nope + shape.rope) + shape.rope + shape.rank
     if not shape.rank:
-        layers = [
-            ("gate|up", 5632, 2048, False, True),
-            ("down", 2048, 5632, False, False),
-            ("qkv", 6144, 2048, True, False),
-        ]
-    if shape.hidden == 4096:
-        layers = [("qkv", 6144, 4096, True, False), ("o", 4096, 4096, False, False)]
+        down = (heads + 2 * shape.kv_heads) * shape.head_dim
+    layers: list[tuple[str, int, int, dict[str, Any]]] = [
+        ("qkv", down, h, {"norm": norm}),
+        ("head", shape.vocab, h, {}),
+    ]
+    layers.append(("o", h, heads * shape.head_dim, {"residual": True}))
+    for name, width in (("shared", shape.shared), ("dense", shape.dense)):
+        if width:
+            layers.append((f"{name} gate|up", width, h, {"swiglu": True}))
+            layers.append((f"{name} down", h, width, {"residual": True}))
     if shape.rank:
-        for shared in (1, 2, 4):
-            for context in (160, 4096):
-                for case in attention_cases(shape, make, 17, context, steps_per_program=shared, row_tile=32):
+        for rows, context, shared in (
+            (1, 160, 1),
+            (1, 4096, 1),
+            (17, 160, 1),
+            (17, 160, 2),
+            (17, 4096, 1),
+            (17, 4096, 2),
+        ):
+            for values in SPLIT_TILES:
+                tile = SplitTile(*values)
+                for case in attention_cases(shape, make, rows, context, steps_per_program=shared, tile=tile):
                     if "splits" in case.name:
-                        yield case
-    for name, n, k, normed, pair in layers:
-        for rows, count in ((16, 1), (32, 17)):
-            for block_n, block_k, split, warps, stages in (
-                (16, 128, 1, 4, 4), (16, 128, 1, 4, 8), (16, 256, 1, 4, 3), (16, 256, 1, 4, 6), (16, 512, 1, 4, 3),
-                (16, 256, 1, 8, 4), (32, 128, 1, 4, 4), (32, 128, 1, 4, 6), (32, 256, 1, 4, 4), (32, 256, 1, 8, 4),
-                (16, 256, 2, 4, 4), (16, 256, 4, 4, 3), (16, 128, 8, 4, 3),
-            ):  # fmt: skip
-                if split > 1 and (pair or n > 1000):
-                    continue
-                tile = LinearTile(rows, block_n, block_k, split, warps, stages)
-                label = f"{name} {block_n}x{block_k} split{split} w{warps} s{stages}"
-                yield linear_case(
-                    make, label, count, n, k, Preset.DRAFT, norm=norm if normed else None, swiglu=pair, tile=tile
-                )
-    for rows, block_n, block_k, warps, stages in (
-        (16, 16, 128, 4, 4), (16, 32, 64, 4, 4), (16, 32, 128, 4, 3), (16, 32, 128, 4, 5), (16, 64, 128, 4, 3),
-        (16, 64, 64, 4, 4), (16, 32, 256, 4, 3), (32, 32, 128, 4, 4), (32, 64, 128, 4, 3),
-    ):  # fmt: skip
-        tile = GroupedTile(rows, block_n, block_k, warps, stages)
-        case = grouped_case(shape, make, 17, tiles=(tile, tile))
-        yield Case(f"{case.name} {rows}x{block_n}x{block_k} w{warps} s{stages}", 17, case.bytes, case.build)
+                        label = f"{case.name} {values[0]} w{values[1]} s{values[2]}"
+                        yield Case(label, rows, case.bytes, case.build)
+    for name, n, k, options in layers:
+        streams = 2 if options.get("swiglu") else 1
+        padded = power_of_two(k)
+        for block_n, warps in DRAFT_TILES:
+            scale = max(1, padded // 2048) * streams
+            if block_n // scale or scale > 4:
+                gemv_choice = GemvTile(max(1, block_n // scale), padded, warps * (2 if padded > 8192 else 1))
+                label = f"{name} n{gemv_choice.block_n} w{gemv_choice.warps}"
+                yield linear_case(make, label, 1, n, k, Preset.DRAFT, tile=gemv_choice, **options)
+        for block_n, block_k, split, warps, stages in TARGET_TILES:
+            linear_choice = LinearTile(32, block_n, block_k, split, warps, stages)
+            label = f"{name} {block_n}x{block_k} split{split} w{warps} s{stages}"
+            plain = {key: value for key, value in options.items() if key != "norm"}
+            yield linear_case(make, label, 17, n, k, Preset.TARGET, tile=linear_choice, **plain)

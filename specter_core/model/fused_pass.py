@@ -8,13 +8,15 @@ from torch import Tensor
 from specter_core.model.config import ModelConfig
 from specter_core.model.fused_weights import FusedWeights, GqaWeights, LayerWeights, MlaWeights
 from specter_core.model.kernels.attention import combine_splits, gqa_splits
+from specter_core.model.kernels.gemv import gemv
 from specter_core.model.kernels.linear import NormWeights, linear
 from specter_core.model.kernels.mla import mla_prepare
 from specter_core.model.kernels.mla_attention import mla_splits, mla_values
+from specter_core.model.kernels.norm import norm_rows
 from specter_core.model.kernels.partials import Partials
 from specter_core.model.kernels.rope import RopeTables, RowTensors, rope_append
 from specter_core.model.kernels.router import route
-from specter_core.model.kernels.tiles import Preset, linear_tile
+from specter_core.model.kernels.tiles import Preset, gemv_tile, linear_tile
 from specter_core.model.kernels.tokens import ARGMAX_BLOCK, argmax, embed
 from specter_core.state.kv_cache import KVCache
 
@@ -48,7 +50,8 @@ class FusedPass:
         self._weights, self._config, self._kv, self._tables = weights, config, kv, tables
         self._bucket, self._preset = min(bucket, kv.capacity), preset
         self._pdl = pdl
-        self._row_tile = 16 if preset is Preset.DRAFT else 32
+        self._draft = preset is Preset.DRAFT
+        self._row_tile = 16 if self._draft else 32
 
         def integers(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int64, device=device)
@@ -63,6 +66,7 @@ class FusedPass:
         self.valid = torch.zeros(rows, dtype=torch.bool, device=device)
         self.rows = RowTensors(self.positions, self.valid, self.context, steps)
         self.x, self.normed = values(rows, config.hidden), values(rows, config.hidden)
+        self._input = values(rows, config.hidden)
         self.ids, self.weights = integers(rows, config.top_k), floats(rows, config.top_k)
         self.routed, self.logits = floats(rows, config.hidden), floats(rows, config.vocab_size)
         self.chosen = integers(rows)
@@ -78,6 +82,7 @@ class FusedPass:
             self._projected = values(rows, heads * (mla.nope_dim + mla.rope_dim) + mla.rope_dim + mla.kv_rank)
             self._query = values(rows, heads, mla.latent_dim)
             self._mixed = values(rows, heads * mla.v_dim)
+            self._latent_mix = None if self._draft else values(rows, heads, mla.kv_rank)
         self._scores, self._gate = floats(rows * (config.num_experts + 1)), floats(rows)
         inner = max(config.shared_width, config.dense_width)
         self._inner = values(rows * inner)
@@ -108,19 +113,7 @@ class FusedPass:
         """normed = norm(x), then ids and weights; counters int32 [E] (this layer's ELB row) counts the choices."""
         layer, config = self._weights.layers[index], self._config
         assert layer.router is not None
-        width, hidden = layer.router.shape
-        rows, split = self.x.shape[0], linear_tile(width, hidden, pair=False, preset=self._preset).split
-        scores = self._partial[: split * rows * width].view(split, rows, width)
-        if split == 1:
-            scores = self._scores[: rows * width].view(rows, width)
-        self._linear(
-            self.x,
-            layer.router,
-            scores.view(-1, width)[:rows],
-            norm=layer.mlp_norm,
-            normed=self.normed,
-            keep_parts=True,
-        )
+        scores = self._draft_logits(layer) if self._draft else self._target_logits(layer)
         route(
             scores,
             self.ids,
@@ -141,7 +134,11 @@ class FusedPass:
         if layer.gate_up is None:
             self.x.add_(self.routed)
             return
-        self._mlp(layer, self.normed, None, addend=self.routed, row_gate=self._gate if layer.gated else None)
+        row_gate = self._gate if layer.gated else None
+        if self._draft:  # `route` has done the first half
+            self._down(layer, addend=self.routed, row_gate=row_gate)
+        else:
+            self._mlp(layer, self.normed, None, addend=self.routed, row_gate=row_gate)
 
     def head(self) -> None:
         """x -> logits, float32."""
@@ -178,7 +175,14 @@ class FusedPass:
             self._query, cache, mla.kv_rank, self.rows, config.attention_scale, self._bucket, self._part, pdl=self._pdl
         )
         mla_values(
-            self._part, attention.value_up, self.rows, self._bucket, self._mixed, row_tile=self._row_tile, pdl=self._pdl
+            self._part,
+            attention.value_up,
+            self.rows,
+            self._bucket,
+            self._mixed,
+            latent=self._latent_mix,
+            row_tile=self._row_tile,
+            pdl=self._pdl,
         )
 
     def _grouped(self, index: int, layer: LayerWeights, attention: GqaWeights) -> None:
@@ -193,11 +197,51 @@ class FusedPass:
     def _mlp(
         self, layer: LayerWeights, x: Tensor, norm: NormWeights | None, addend: Tensor | None, row_gate: Tensor | None
     ) -> None:
-        assert layer.gate_up is not None and layer.mlp_down is not None
-        rows, width = x.shape[0], layer.mlp_down.shape[1]
-        inner = self._inner[: rows * width].view(rows, width)
-        self._linear(x, layer.gate_up, inner, norm=norm, swiglu=True)
+        assert layer.gate_up is not None
+        self._linear(x, layer.gate_up, self._inner_of(layer), norm=norm, swiglu=True)
+        self._down(layer, addend, row_gate)
+
+    def _down(self, layer: LayerWeights, addend: Tensor | None, row_gate: Tensor | None) -> None:
+        assert layer.mlp_down is not None
+        inner = self._inner_of(layer)
         self._linear(inner, layer.mlp_down, self.x, addend=addend, row_gate=row_gate, residual=self.x)
+
+    def _inner_of(self, layer: LayerWeights) -> Tensor:
+        assert layer.mlp_down is not None
+        rows, width = self.x.shape[0], layer.mlp_down.shape[1]
+        return self._inner[: rows * width].view(rows, width)
+
+    def _draft_logits(self, layer: LayerWeights) -> Tensor:
+        """The router's logits [R, E], and what of the shared experts needs no routed one, in one launch."""
+        router, gate_up = layer.router, layer.gate_up
+        assert router is not None
+        rows, (width, hidden) = self.x.shape[0], router.shape
+        scores = self._scores[: rows * width].view(rows, width)
+        if gate_up is None:
+            w, out, swiglu = router[:0], scores[:, :0], False
+            tile = gemv_tile(width, hidden, pair=False)
+        else:
+            w, out, swiglu = gate_up, self._inner_of(layer), True
+            tile = gemv_tile(out.shape[1], hidden, pair=True)
+        gemv(
+            self.x, w, out, tile, norm=layer.mlp_norm, swiglu=swiglu, router=router, logits=scores,
+            normed=self.normed, pdl=self._pdl,
+        )  # fmt: skip
+        return scores
+
+    def _target_logits(self, layer: LayerWeights) -> Tensor:
+        """Partial sums [split, R, E] of the router's logits."""
+        assert layer.router is not None
+        rows, (width, hidden) = self.x.shape[0], layer.router.shape
+        split = linear_tile(width, hidden, pair=False, preset=self._preset).split
+        scores = self._partial if split > 1 else self._scores
+        scores = scores[: split * rows * width].view(split, rows, width)
+        self._norm(layer.mlp_norm, self.normed)
+        self._linear(self.normed, layer.router, scores[0], keep_parts=True)
+        return scores
+
+    def _norm(self, norm: NormWeights, out: Tensor) -> None:
+        norm_rows(self.x, norm.weight, norm.bias if norm.layer else None, norm.eps, out, pdl=self._pdl)
 
     def _linear(
         self,
@@ -207,22 +251,28 @@ class FusedPass:
         *,
         bias: Tensor | None = None,
         norm: NormWeights | None = None,
-        normed: Tensor | None = None,
         swiglu: bool = False,
         row_gate: Tensor | None = None,
         addend: Tensor | None = None,
         residual: Tensor | None = None,
         keep_parts: bool = False,
     ) -> None:
-        tile = linear_tile(out.shape[1], x.shape[1], pair=swiglu, preset=self._preset)
+        if self._draft:
+            tile = gemv_tile(out.shape[1], x.shape[1], pair=swiglu)
+            gemv(
+                x, w, out, tile, bias=bias, norm=norm, swiglu=swiglu, row_gate=row_gate, addend=addend,
+                residual=residual, pdl=self._pdl,
+            )  # fmt: skip
+            return
+        if norm is not None:
+            self._norm(norm, self._input)
+            x = self._input
         linear(
             x,
             w,
             out,
-            tile,
+            linear_tile(out.shape[1], x.shape[1], pair=swiglu, preset=self._preset),
             bias=bias,
-            norm=norm,
-            normed=normed,
             swiglu=swiglu,
             row_gate=row_gate,
             addend=addend,

@@ -15,6 +15,7 @@ from specter_core.model.kernels.tiles import power_of_two
 
 BLOCK_M = 16
 BLOCK_S = 64
+COMBINE_CHUNK = 8
 LOG2_E = 1.4426950408889634
 
 
@@ -78,28 +79,42 @@ def _gqa_split_kernel(
     tl.store(part_total + at, total, mask=m_mask)
 
 
+@triton.jit
+def combined_row(part, part_top, part_total, row, head, count, splits, HEADS: tl.constexpr, D: tl.constexpr,
+                 BLOCK_D: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """float32 [BLOCK_D] of one row and head: splits 0 … count-1 in chunks of fixed size, so that no bit depends on
+    the bucket; zeros for no split.
+    """
+    d = tl.arange(0, BLOCK_D)
+    top = float("-inf")
+    total = 0.0
+    acc = tl.zeros([BLOCK_D], tl.float32)
+    for s0 in range(0, count, CHUNK):
+        s = s0 + tl.arange(0, CHUNK)
+        at = (row * splits + s) * HEADS + head
+        tops = tl.load(part_top + at, mask=s < count, other=float("-inf"))
+        totals = tl.load(part_total + at, mask=s < count, other=0.0)
+        values = tl.load(part + at[:, None] * D + d[None, :], mask=(s < count)[:, None] & (d < D)[None, :], other=0.0)
+        new_top = tl.maximum(top, tl.max(tops, axis=0))
+        rescale = tl.exp2(top - new_top)
+        weight = tl.exp2(tops - new_top)
+        total = total * rescale + tl.sum(weight * totals, axis=0)
+        acc = acc * rescale + tl.sum(values * weight[:, None], axis=0)
+        top = new_top
+    return acc / tl.where(total > 0.0, total, 1.0)
+
+
 @triton.jit(do_not_specialize=["splits"])
 def _combine_kernel(
     part, part_top, part_total, positions, valid, out, splits,
-    HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, PDL: tl.constexpr,
+    HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     row = tl.program_id(0)
     head = tl.program_id(1)
     d = tl.arange(0, BLOCK_D)
     position = tl.where(tl.load(valid + row) != 0, tl.load(positions + row), -1).to(tl.int32)
-    count = split_of(position) + 1
-    top = float("-inf")
-    for s in range(count):
-        top = tl.maximum(top, tl.load(part_top + (row * splits + s) * HEADS + head))
-    total = 0.0
-    acc = tl.zeros([BLOCK_D], tl.float32)
-    for s in range(count):
-        at = (row * splits + s) * HEADS + head
-        weight = tl.exp2(tl.load(part_top + at) - top)
-        total += weight * tl.load(part_total + at)
-        acc += weight * tl.load(part + at * D + d, mask=d < D, other=0.0)
-    acc = acc / tl.where(total > 0.0, total, 1.0)
+    acc = combined_row(part, part_top, part_total, row, head, split_of(position) + 1, splits, HEADS, D, BLOCK_D, CHUNK)
     tl.store(out + (row * HEADS + head) * D + d, acc.to(out.dtype.element_ty), mask=d < D)
 
 
@@ -146,7 +161,8 @@ def combine_splits(part: Partials, rows: RowTensors, bucket: int, out: Tensor, p
         HEADS=heads,
         D=d,
         BLOCK_D=power_of_two(d),
-        num_warps=1,
+        CHUNK=COMBINE_CHUNK,
+        num_warps=4,
         **launch_options(pdl),
     )
     return out

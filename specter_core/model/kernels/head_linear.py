@@ -3,18 +3,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from specter_core.model.kernels.pdl import begin, launch_options
 from specter_core.model.kernels.tiles import power_of_two
+
+
+class HeadTile(NamedTuple):
+    """Outputs and inputs per step of a program, at most."""
+
+    block_n: int = 64
+    block_k: int = 128
+    stages: int = 3
 
 
 @triton.jit(do_not_specialize=["R"])
 def _head_linear_kernel(
     x, w, out, R, stride_x, stride_head, K: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    begin(PDL)
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     head = tl.program_id(1)
     n = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -31,15 +43,18 @@ def _head_linear_kernel(
     tl.store(at, y.to(out.dtype.element_ty), mask=row_mask[:, None] & (n < N)[None, :])
 
 
-def head_linear(x: Tensor, w: Tensor, out: Tensor, *, row_tile: int = 16) -> Tensor:
+def head_linear(
+    x: Tensor, w: Tensor, out: Tensor, *, row_tile: int = 16, tile: HeadTile | None = None, pdl: bool = False
+) -> Tensor:
     """x [R, n, in] (rows and heads may be strided), w [n, in, out] -> out [R, n, out]."""
     count, heads, k = x.shape
     n = w.shape[2]
     assert w.shape == (heads, k, n) and w.is_contiguous() and out.is_contiguous() and x.stride(2) == 1
     assert out.shape == (count, heads, n) and w.dtype == x.dtype
-    block_n = min(64, max(16, power_of_two(n)))
+    tile = tile or HeadTile()
+    block_n = min(tile.block_n, max(16, power_of_two(n)))
     _head_linear_kernel[(triton.cdiv(count, row_tile), heads, triton.cdiv(n, block_n))](
         x, w, out, count, x.stride(0), x.stride(1), K=k, N=n, ROWS=row_tile, BLOCK_N=block_n,
-        BLOCK_K=min(128, max(16, power_of_two(k))), num_warps=4, num_stages=3,
+        BLOCK_K=min(tile.block_k, max(16, power_of_two(k))), num_warps=4, num_stages=tile.stages, **launch_options(pdl),
     )  # fmt: skip
     return out

@@ -209,8 +209,9 @@ def linear(
     stride_gate = row_gate.stride(0) if row_gate is not None else 0
     stride_res = residual.stride(0) if residual is not None else 0
     _linear_kernel[(triton.cdiv(rows, tile.rows), triton.cdiv(n, tile.block_n), tile.split)](
-        x, w, _or(bias, w), _or(norm.weight if norm else None, w), _or(norm.bias if norm else None, w),
-        _or(row_gate, w), _or(addend, w), _or(residual, w), _or(normed, w), _or(partial, w), out,
+        x, w, or_placeholder(bias, w), or_placeholder(norm.weight if norm else None, w),
+        or_placeholder(norm.bias if norm else None, w), or_placeholder(row_gate, w), or_placeholder(addend, w),
+        or_placeholder(residual, w), or_placeholder(normed, w), or_placeholder(partial, w), out,
         rows, x.stride(0), stride_gate, stride_res, out.stride(0), norm.eps if norm else 0.0,
         N=n, K=k, ROWS=tile.rows, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, SPLIT=tile.split, K_SPAN=span,
         RMS=rms, LAYER=layer, LATE_SCALE=late, EMIT=normed is not None, PAIR=swiglu,
@@ -220,13 +221,14 @@ def linear(
     if tile.split > 1 and not keep_parts:
         block = 256
         _sum_splits_kernel[(rows, triton.cdiv(n, block))](
-            partial, _or(bias, w), _or(row_gate, w), _or(addend, w), _or(residual, w), out,
+            partial, or_placeholder(bias, w), or_placeholder(row_gate, w), or_placeholder(addend, w),
+            or_placeholder(residual, w), out,
             rows, stride_gate, stride_res, out.stride(0), N=n, SPLIT=tile.split, BLOCK_N=block, **flags, num_warps=4,
             **launch_options(pdl),
         )  # fmt: skip
     return out
 
 
-def _or(given: Tensor | None, placeholder: Tensor) -> Tensor:
+def or_placeholder(given: Tensor | None, placeholder: Tensor) -> Tensor:
     """A pointer for an argument that the kernel's flags leave unread."""
     return placeholder if given is None else given

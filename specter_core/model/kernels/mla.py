@@ -22,8 +22,8 @@ def _mla_prepare_kernel(
     R, stride_nope, stride_rope, stride_key, stride_latent, steps, kv_start, switch, eps,
     CAPACITY: tl.constexpr, HEADS: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr,
     ROPE: tl.constexpr, ROWS: tl.constexpr, BLOCK_NOPE: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr, POSITIONS: tl.constexpr, SIDES: tl.constexpr,
-    INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr, BLOCK_H: tl.constexpr, POSITIONS: tl.constexpr,
+    SIDES: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     TILES: tl.constexpr = (RANK + BLOCK_N - 1) // BLOCK_N
@@ -52,16 +52,17 @@ def _mla_prepare_kernel(
             if SIDES == 2:
                 side = (tl.load(context + row) > switch).to(tl.int32)
             d = tl.arange(0, BLOCK_ROPE)
-            for head in range(HEADS):
-                x = q_rope + row * stride_rope + head * ROPE
-                y = rotated(x, d, d < ROPE, position, side, cos, sin, POSITIONS, ROPE, INTERLEAVED)
-                at = q_latent + (row * HEADS + head) * WIDTH + RANK + d
-                tl.store(at, y.to(q_latent.dtype.element_ty), mask=d < ROPE)
+            heads = tl.minimum(tl.arange(0, BLOCK_H), HEADS - 1)[:, None]  # what is behind the last head repeats it
+            in_rope = (d < ROPE)[None, :]
+            x = q_rope + row * stride_rope + heads * ROPE
+            y = rotated(x, d[None, :], in_rope, position, side, cos, sin, POSITIONS, ROPE, INTERLEAVED)
+            at = q_latent + (row * HEADS + heads) * WIDTH + RANK + d[None, :]
+            tl.store(at, y.to(q_latent.dtype.element_ty), mask=in_rope)
             kv_row = (kv_start + row // steps).to(tl.int64)
             target = cache + (kv_row * (CAPACITY + 1) + tl.where(is_valid, position, CAPACITY)) * WIDTH
-            x = k_rope + row * stride_key
-            y = rotated(x, d, d < ROPE, position, side, cos, sin, POSITIONS, ROPE, INTERLEAVED)
-            tl.store(target + RANK + d, y.to(cache.dtype.element_ty), mask=d < ROPE)
+            key = k_rope + row * stride_key
+            turned = rotated(key, d, d < ROPE, position, side, cos, sin, POSITIONS, ROPE, INTERLEAVED)
+            tl.store(target + RANK + d, turned.to(cache.dtype.element_ty), mask=d < ROPE)
             c = tl.arange(0, BLOCK_RANK)
             entry = tl.load(latent + row * stride_latent + c, mask=c < RANK, other=0.0).to(tl.float32)
             entry = entry * tl.rsqrt(tl.sum(entry * entry, axis=0) / RANK + eps)
@@ -97,6 +98,6 @@ def mla_prepare(
         rows.steps, rows.kv_start, tables.switch, eps,
         CAPACITY=cache.shape[1] - 1, HEADS=heads, NOPE=nope, RANK=rank, ROPE=rope, ROWS=row_tile,
         BLOCK_NOPE=max(16, power_of_two(nope)), BLOCK_N=block_n, BLOCK_RANK=power_of_two(rank),
-        BLOCK_ROPE=power_of_two(rope), POSITIONS=tables.cos.shape[1], SIDES=tables.cos.shape[0],
-        INTERLEAVED=tables.interleaved, num_warps=4, **launch_options(pdl),
+        BLOCK_ROPE=power_of_two(rope), BLOCK_H=power_of_two(heads), POSITIONS=tables.cos.shape[1],
+        SIDES=tables.cos.shape[0], INTERLEAVED=tables.interleaved, num_warps=4, **launch_options(pdl),
     )  # fmt: skip

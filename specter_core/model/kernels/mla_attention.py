@@ -3,18 +3,30 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter_core.model.kernels.attention import LOG2_E, softmax_step
+from specter_core.model.kernels.attention import COMBINE_CHUNK, LOG2_E, combine_splits, combined_row, softmax_step
+from specter_core.model.kernels.head_linear import HeadTile, head_linear
 from specter_core.model.kernels.partials import Partials
 from specter_core.model.kernels.pdl import begin, launch_options
 from specter_core.model.kernels.rope import RowTensors
 from specter_core.model.kernels.splits import split_count, split_of, split_start
 from specter_core.model.kernels.tiles import power_of_two
 
-BLOCK_S = 32
+
+class SplitTile(NamedTuple):
+    """Positions per step of a split, and how its program runs."""
+
+    block_s: int = 64
+    warps: int = 8
+    stages: int = 2
+
+
+VALUE_TILE = HeadTile(32, 128, 3)
 
 
 @triton.jit(do_not_specialize=["steps", "kv_start", "splits"])
@@ -68,52 +80,31 @@ def _mla_split_kernel(
     tl.store(part_total + at, total, mask=m_mask)
 
 
-@triton.jit(do_not_specialize=["R", "splits"])
+@triton.jit(do_not_specialize=["splits"])
 def _mla_value_kernel(
-    part, part_top, part_total, value_up, positions, valid, out, R, splits,
-    HEADS: tl.constexpr, V: tl.constexpr, RANK: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, PDL: tl.constexpr,
+    part, part_top, part_total, value_up, positions, valid, out, splits,
+    HEADS: tl.constexpr, V: tl.constexpr, RANK: tl.constexpr, BLOCK_RANK: tl.constexpr, BLOCK_N: tl.constexpr,
+    CHUNK: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Combine the splits of a head in order and apply its value up-projection W_uv."""
-    begin(PDL)
-    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    """One row and head: its splits combined, and BLOCK_N outputs of its value up-projection W_uv."""
+    row = tl.program_id(0)
     head = tl.program_id(1)
     n = tl.program_id(2) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row_mask = rows < R
-    live = row_mask & (tl.load(valid + rows, mask=row_mask, other=0) != 0)
-    position = tl.where(live, tl.load(positions + rows, mask=row_mask, other=0), -1).to(tl.int32)
-    count = split_of(position) + 1  # [ROWS]; 0 for invalid rows
-    most = tl.max(count, axis=0)
-    top = tl.full([ROWS], float("-inf"), tl.float32)
-    for s in range(most):
-        at = (rows * splits + s) * HEADS + head
-        top = tl.maximum(top, tl.load(part_top + at, mask=s < count, other=float("-inf")))
-    top = tl.where(top == float("-inf"), 0.0, top)
-    total = tl.zeros([ROWS], tl.float32)
-    for s in range(most):
-        at = (rows * splits + s) * HEADS + head
-        weight = tl.exp2(tl.load(part_top + at, mask=s < count, other=float("-inf")) - top)
-        total += weight * tl.load(part_total + at, mask=s < count, other=0.0)
-    share = 1.0 / tl.where(total > 0.0, total, 1.0)
-    y = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    for k0 in range(0, RANK, BLOCK_K):
-        k = k0 + tl.arange(0, BLOCK_K)
-        latent = tl.zeros([ROWS, BLOCK_K], tl.float32)
-        for s in range(most):
-            at = (rows * splits + s) * HEADS + head
-            weight = tl.exp2(tl.load(part_top + at, mask=s < count, other=float("-inf")) - top)
-            mask = (s < count)[:, None] & (k < RANK)[None, :]
-            latent += weight[:, None] * tl.load(part + at[:, None] * RANK + k[None, :], mask=mask, other=0.0)
-        w_at = value_up + (head * RANK + k)[:, None] * V + n[None, :]
-        w = tl.load(w_at, mask=(k < RANK)[:, None] & (n < V)[None, :], other=0.0)
-        y = tl.dot((latent * share[:, None]).to(w.dtype), w, y, input_precision="ieee")
-    at = out + (rows * HEADS + head)[:, None] * V + n[None, :]
-    tl.store(at, y.to(out.dtype.element_ty), mask=row_mask[:, None] & (n < V)[None, :])
+    c = tl.arange(0, BLOCK_RANK)
+    w_at = value_up + (head * RANK + c)[:, None] * V + n[None, :]
+    w = tl.load(w_at, mask=(c < RANK)[:, None] & (n < V)[None, :], other=0.0)
+    begin(PDL)
+    position = tl.where(tl.load(valid + row) != 0, tl.load(positions + row), -1).to(tl.int32)
+    latent = combined_row(
+        part, part_top, part_total, row, head, split_of(position) + 1, splits, HEADS, RANK, BLOCK_RANK, CHUNK
+    )
+    y = tl.sum(w.to(tl.float32) * latent[:, None], axis=0)
+    tl.store(out + (row * HEADS + head) * V + n, y.to(out.dtype.element_ty), mask=n < V)
 
 
 def mla_splits(
     q_latent: Tensor, cache: Tensor, rank: int, rows: RowTensors, scale: float, bucket: int, part: Partials, *,
-    steps_per_program: int = 1, pdl: bool = False,
+    steps_per_program: int = 1, tile: SplitTile | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """Partial causal attention of every row over the latents of its sequence, split by split.
 
@@ -128,11 +119,12 @@ def mla_splits(
     assert bucket <= cache.shape[1] - 1 and q_latent.is_contiguous() and cache.is_contiguous()
     block_h = power_of_two(heads)
     block_t = max(steps_per_program, 16 // block_h)
+    tile = tile or (SplitTile() if cache.element_size() <= 2 else SplitTile(32))  # what shared memory holds
     _mla_split_kernel[(count // rows.steps * triton.cdiv(rows.steps, block_t), splits)](
         q_latent, cache, rows.positions, rows.valid, *part, rows.steps, rows.kv_start, splits, scale * LOG2_E,
         CAPACITY=cache.shape[1] - 1, HEADS=heads, BLOCK_H=block_h, RANK=rank, ROPE=width - rank,
         BLOCK_RANK=max(16, power_of_two(rank)), BLOCK_ROPE=max(16, power_of_two(width - rank)), BLOCK_T=block_t,
-        BLOCK_S=BLOCK_S, num_warps=4 if block_t * block_h <= 16 else 8, num_stages=2,
+        BLOCK_S=tile.block_s, num_warps=tile.warps, num_stages=tile.stages,
         **launch_options(pdl),
     )  # fmt: skip
 
@@ -144,22 +136,28 @@ def mla_values(
     bucket: int,
     out: Tensor,
     *,
-    row_tile: int = 16,
+    latent: Tensor | None = None,
+    row_tile: int = 32,
     pdl: bool = False,
 ) -> Tensor:
     """Splits summed in ascending order, normalised, and carried out of latent space: out [R, heads·v].
 
-    value_up W_uv [heads, rank, v]. Invalid rows get zeros.
+    value_up W_uv [heads, rank, v]. Invalid rows get zeros. latent: buffer [R, heads, rank] for two launches on the
+    matrix unit, in row_tile rows at a time; None: one launch, a row at a time, for few rows. The two differ in bits.
     """
     count = out.shape[0]
     heads, rank, v_dim = value_up.shape
     splits = split_count(bucket)
     part.check(count, heads, rank, splits)
     assert value_up.is_contiguous() and out.is_contiguous() and out.shape[1] == heads * v_dim
-    block_n = min(32, max(16, power_of_two(v_dim)))
-    _mla_value_kernel[(triton.cdiv(count, row_tile), heads, triton.cdiv(v_dim, block_n))](
-        *part, value_up, rows.positions, rows.valid, out, count, splits,
-        HEADS=heads, V=v_dim, RANK=rank, ROWS=row_tile, BLOCK_N=block_n,
-        BLOCK_K=min(128, max(16, power_of_two(rank))), num_warps=4, num_stages=3, **launch_options(pdl),
+    if latent is not None:
+        combine_splits(part, rows, bucket, latent, pdl=pdl)
+        head_linear(latent, value_up, out.view(count, heads, v_dim), row_tile=row_tile, tile=VALUE_TILE, pdl=pdl)
+        return out
+    block_n = min(32, power_of_two(v_dim))
+    _mla_value_kernel[(count, heads, triton.cdiv(v_dim, block_n))](
+        *part, value_up, rows.positions, rows.valid, out, splits,
+        HEADS=heads, V=v_dim, RANK=rank, BLOCK_RANK=power_of_two(rank), BLOCK_N=block_n, CHUNK=COMBINE_CHUNK,
+        num_warps=4, **launch_options(pdl),
     )  # fmt: skip
     return out

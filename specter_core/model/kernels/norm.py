@@ -7,12 +7,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from specter_core.model.kernels.pdl import begin, launch_options
 from specter_core.model.kernels.tiles import power_of_two
 
 
 @triton.jit
 def _norm_kernel(x, weight, bias, out, stride_x, stride_out, eps, H: tl.constexpr, BLOCK: tl.constexpr,
-                 LAYER: tl.constexpr):  # fmt: skip
+                 LAYER: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+    begin(PDL)
     row = tl.program_id(0).to(tl.int64)
     h = tl.arange(0, BLOCK)
     mask = h < H
@@ -26,13 +28,14 @@ def _norm_kernel(x, weight, bias, out, stride_x, stride_out, eps, H: tl.constexp
     tl.store(out + row * stride_out + h, v.to(out.dtype.element_ty), mask=mask)
 
 
-def norm_rows(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor) -> Tensor:
+def norm_rows(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor, pdl: bool = False) -> Tensor:
     """RMSNorm (bias None) or LayerNorm of x [R, H] -> out [R, H]; statistics in float32."""
     count, hidden = x.shape
     assert x.stride(1) == out.stride(1) == 1 and out.shape == x.shape
     _norm_kernel[(count,)](
         x, weight, weight if bias is None else bias, out, x.stride(0), out.stride(0), eps,
         H=hidden, BLOCK=power_of_two(hidden), LAYER=bias is not None, num_warps=4,
+        **launch_options(pdl),
     )  # fmt: skip
     return out
 

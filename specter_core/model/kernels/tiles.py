@@ -33,6 +33,19 @@ class LinearTile:
             assert value >= 16 and value & (value - 1) == 0, self
 
 
+@dataclass(frozen=True, slots=True)
+class GemvTile:
+    """block_n whole rows of the weight per program; block_k: the inputs, padded to a power of two."""
+
+    block_n: int
+    block_k: int
+    warps: int = 4
+
+    def __post_init__(self) -> None:
+        for value in (self.block_n, self.block_k):
+            assert value > 0 and value & (value - 1) == 0, self
+
+
 def power_of_two(n: int) -> int:
     """Smallest power of two that is at least n."""
     return 1 << (n - 1).bit_length()
@@ -55,3 +68,15 @@ def linear_tile(out_features: int, in_features: int, *, pair: bool, preset: Pres
     if out_features <= 1024 and in_features >= 1024:
         return LinearTile(rows, 16, block_k, split=2, warps=4, stages=4)
     return LinearTile(rows, 16, block_k, warps=4, stages=3 if pair else 4)
+
+
+def gemv_tile(out_features: int, in_features: int, *, pair: bool) -> GemvTile:
+    """Tile of the draft's products: 16 to 64 KiB of weights in flight per program, whose input row (and norm) must
+    be few bytes beside them; enough programs to give every multiprocessor the same share.
+    """
+    block_k = power_of_two(max(in_features, 16))
+    if block_k > 4096:
+        return GemvTile(1 if pair else 2, block_k, 8)
+    if pair:
+        return GemvTile(2, block_k)
+    return GemvTile(8, block_k, 8) if out_features >= 32768 else GemvTile(4, block_k)
