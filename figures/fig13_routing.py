@@ -52,9 +52,10 @@ def _distinct(axis: Axes, rows: pd.DataFrame) -> None:
     axis.errorbar(
         range(len(labels)), values["mean"], values["sem"].fillna(0), fmt="none", ecolor="#222222", lw=0.8, capsize=2
     )
-    for place, value in enumerate(values["mean"]):
+    tops = values["mean"] + values["sem"].fillna(0)
+    for place, (value, top) in enumerate(zip(values["mean"], tops, strict=True)):
         axis.annotate(
-            f"{value:.3g}", (place, value), xytext=(0, 4), textcoords="offset points", ha="center", fontsize=6.5
+            f"{value:.3g}", (place, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=6.5
         )
     axis.margins(y=0.15)
     axis.set_xticks(range(len(labels)), labels)

@@ -3,6 +3,7 @@
 DIR/**/records.csv   one row per request (harness/columns.py), with systems.csv and environment.json beside it
 DIR/**/kernels.csv   one row per timed kernel            KERNELS
 DIR/**/routing.csv   one row per routing statistic       ROUTING
+DIR/**/acceptance.csv one row per dataset and depth    ACCEPTANCE
 DIR/**/aims.csv      one row per aim of the project      AIMS
 DIR/**/timings.csv   one row per timed command           TIMINGS
 DIR/**/traces/*.json Chrome traces (scripts/record_traces.py)
@@ -46,6 +47,14 @@ ROUTING = {
     "window": "distinct: tokens per window; divergence: empty",
     "value": "the statistic",
 }
+ACCEPTANCE = {
+    "model": "name in conf/model",
+    "weights": "weights kind",
+    "device": "cuda | cpu",
+    "dataset": "label GK, WT, HE, GP, C4",
+    "depth": "K",
+    "acceptance": "accepted over tested draft tokens",
+}
 AIMS = {
     "aim": "what is aimed at",
     "value": "measured",
@@ -63,7 +72,7 @@ TIMINGS = {
     "device": "cuda | cpu",
     "git_commit": "of the measurement",
 }
-TABLES = {"kernels": KERNELS, "routing": ROUTING, "aims": AIMS, "timings": TIMINGS}
+TABLES = {"kernels": KERNELS, "routing": ROUTING, "acceptance": ACCEPTANCE, "aims": AIMS, "timings": TIMINGS}
 
 
 @dataclass(slots=True)

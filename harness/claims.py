@@ -98,7 +98,8 @@ class Data:
         if kind == "working_set":
             return working_set(self.rows("batch"))
         if kind == "acceptance":
-            blocks = [self.rows("depth"), self.rows("main")]
+            counted = self.found.tables["acceptance"].rename(columns={"dataset": "label"})
+            blocks = [self.rows("depth"), self.rows("main"), counted.assign(system=SPECTER, prompt_id="all", link="")]
             return next((b for b in blocks if len(b)), pd.DataFrame())
         if kind == "exact":
             rows = self.found.all_records()

@@ -148,22 +148,24 @@ def _number(value: Any) -> str:
 
 def _gpu(env: Mapping[str, Any]) -> str:
     gpus = env.get("gpus") or []
-    return ", ".join(f"{g['name']}, {g['memory_bytes'] / 1e9:.0f} GB" for g in gpus) or "none"
+    return ", ".join(f"{g['name']}, {g['memory_bytes'] / 1e9:.0f} GB" for g in gpus) or str(env.get("gpu") or "none")
 
 
 def _driver(env: Mapping[str, Any]) -> str:
-    return (
-        ", ".join(f"{g.get('driver', '')}, {g.get('power_limit_w', 0):.0f} W" for g in env.get("gpus") or []) or "none"
-    )
+    gpus = env.get("gpus") or []
+    listed = ", ".join(f"{g.get('driver', '')}, {g.get('power_limit_w', 0):.0f} W" for g in gpus)
+    return listed or str(env.get("driver") or "none")
 
 
 def _cpu(env: Mapping[str, Any]) -> str:
-    cpu = env.get("cpu") or {}
+    cpu = env.get("cpu")
+    if not isinstance(cpu, Mapping):
+        return f"{cpu or 'not recorded'}, {env.get('cpu_cores', '?')} cores"
     return f"{cpu.get('name', 'unknown')}, {cpu.get('cores', '?')} cores, {cpu.get('threads', '?')} threads used"
 
 
 def _memory(env: Mapping[str, Any]) -> str:
-    return f"{env['memory_bytes'] / 1e9:.0f} GB" if env.get("memory_bytes") else "unknown"
+    return f"{env['memory_bytes'] / 1e9:.0f} GB" if env.get("memory_bytes") else "not recorded"
 
 
 def _link(env: Mapping[str, Any]) -> str:
@@ -172,7 +174,7 @@ def _link(env: Mapping[str, Any]) -> str:
 
 
 def _weights(env: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {digest}" for name, digest in (env.get("weights") or {}).items())
+    return ", ".join(f"{name} {digest}" for name, digest in (env.get("weights") or {}).items()) or "not recorded"
 
 
 def _package(env: Mapping[str, Any], name: str) -> str:
@@ -182,4 +184,4 @@ def _package(env: Mapping[str, Any], name: str) -> str:
         _, _, build = str(env.get("torch", "")).partition("+cu")
         return f"{build[:-1]}.{build[-1]} (torch)" if build.isdigit() else "none"
     packages = {k.lower().replace("-", "_"): v for k, v in (env.get("packages") or {}).items()}
-    return str(packages.get(name, env.get(name, "not installed")))
+    return str(packages.get(name, env.get(name, "not installed" if packages else "not recorded")))

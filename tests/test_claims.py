@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from artifact_fixture import base, main_rows, write_all, write_records
+from artifact_fixture import base, main_rows, write_all, write_records, write_table
 
 from figures import results
+from figures.results import ACCEPTANCE
 from harness import claims
 from harness.claim_cells import Cells, Setting
 from harness.claim_data import Evidence
@@ -197,6 +198,13 @@ def test_reference_models_stand_in_only_where_a_claim_allows_it(tmp_path):
     assert findings["speedup_max"].verdict is Verdict.TREND
     assert "stand-in" in findings["speedup_max"].reason
     assert findings["tpot_phi35_moe_specter"].verdict is Verdict.NOT_RUN
+
+
+def test_acceptance_is_read_from_its_own_table_where_no_run_has_it(tmp_path):
+    rows = [{"model": "deepseek_v2_mini", "weights": "reference", "device": "cpu", "dataset": "C4", "depth": 8}]
+    write_table(tmp_path / "acceptance.csv", ACCEPTANCE, [r | {"acceptance": 0.95} for r in rows])
+    (finding,) = claims.evaluate([ALL["acceptance_max"]], results.read(tmp_path), draws=0)
+    assert (finding.verdict, finding.value) == (Verdict.TREND, 0.95)
 
 
 def test_intervals_pair_the_prompts_of_the_systems(tmp_path):
