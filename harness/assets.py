@@ -7,6 +7,7 @@ release) and logs/. The checkout's own downloads/ is looked through last, so tha
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from harness import datasets
@@ -36,7 +37,7 @@ def downloads() -> Path:
 
 def output_option() -> str:
     """What a download command needs to fill `downloads()`; empty for the checkout's own folder."""
-    return "" if downloads() == CHECKOUT_DOWNLOADS else f" --output {downloads()}"
+    return "" if downloads() == CHECKOUT_DOWNLOADS else f" --output {shlex.quote(str(downloads()))}"
 
 
 def roots() -> tuple[Path, ...]:

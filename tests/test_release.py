@@ -23,7 +23,7 @@ from harness.config import model_entry
 TOOLS = [name for name in ("bash", "git", "sha256sum", "tar", "unzip") if shutil.which(name) is None]
 pytestmark = pytest.mark.skipif(bool(TOOLS), reason=f"not here: {', '.join(TOOLS)}")
 
-FIVE = ("v1.tar.gz", "wheels.tar.gz", "datasets.tar.gz", "v1.manifest.json")
+FOUR = ("v1.tar.gz", "wheels.tar.gz", "datasets.tar.gz", "v1.manifest.json")
 MODELS = ("dsv2-target.tar.gz", "dsv2-draft.tar.gz")
 FIRST_HALF = """
 mkdir -p "$SPECTER_WORK/downloads" "$SPECTER_WORK/logs"
@@ -83,7 +83,7 @@ def copy(inputs: Inputs, tmp_path: Path) -> Inputs:
 
 def workspace(release: Path, work: Path) -> Path:
     """The five files of the record, placed by hand."""
-    for name in (*(f"specter-ae-{n}" for n in FIVE), "SHA256SUMS"):
+    for name in (*(f"specter-ae-{n}" for n in FOUR), "SHA256SUMS"):
         put(work / "downloads" / name, (release / name).read_bytes())
     return work
 
@@ -93,7 +93,7 @@ def shell(script: str, work: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_build_makes_the_six_files_and_their_sums_in_order(release: Path) -> None:
-    names = [f"specter-ae-{n}" for n in (*FIVE, *MODELS)]
+    names = [f"specter-ae-{n}" for n in (*FOUR, *MODELS)]
     assert sorted(p.name for p in release.iterdir()) == sorted([*names, "SHA256SUMS"])
     lines = (release / "SHA256SUMS").read_text().splitlines()
     assert lines == [f"{hashlib.sha256((release / n).read_bytes()).hexdigest()}  {n}" for n in names]
@@ -107,7 +107,7 @@ def test_the_appendix_s_sequence_ends_with_everything_in_its_place(
     assert done.returncode == 0, done.stderr
     checked = [line for line in done.stdout.splitlines() if line.endswith(": OK")]
     assert [line.split(": ")[0] for line in checked] == [
-        f"specter-ae-{n}" for n in (*FIVE, *FIVE, *MODELS)
+        f"specter-ae-{n}" for n in (*FOUR, *FOUR, *MODELS)
     ]  # four, then six
     assert sorted(p.name for p in work.iterdir()) == ["downloads", "logs", "specter", "specter-assets"]
     extracted = work / "specter-assets"
@@ -282,3 +282,16 @@ def test_too_little_space_is_refused_with_both_numbers(
     assert build_release.main(inputs.arguments(tmp_path / "out", "http://h/x")) == 2
     assert "1 kB are free" in capsys.readouterr().err
     assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_the_repository_s_own_sums_are_those_of_a_release_or_absent() -> None:
+    manifest = json.loads((REPO / "initialization" / "model-assets.json").read_text())
+    known = {a["file"]: a["sha256"] for a in manifest["assets"] if a["kind"] == "archive"}
+    assert sorted(known) == sorted(f"specter-ae-{n}" for n in MODELS)
+    sums = REPO / "SHA256SUMS"
+    if not sums.exists():
+        assert set(known.values()) == {None}, "a release exists: its SHA256SUMS belongs at the top"
+        return
+    lines = [line.split("  ") for line in sums.read_text().splitlines()]
+    assert [name for _, name in lines] == [f"specter-ae-{n}" for n in (*FOUR, *MODELS)]
+    assert all(known[name] in (None, digest) for digest, name in lines if name in known)
