@@ -118,7 +118,7 @@ class Bench:
             run = engine.generate([request(2, 64, self.vocab)])
             self.row("resident", "plain decoding, K = 0", run.results[0].tpot_ms, "ms/token")
         del engine
-        gc.collect()
+        self._clear()
         with build_engine(self.model, self.options) as engine:
             self._fill(engine)
             run = engine.generate([request(2, 128, self.vocab)])
@@ -137,7 +137,7 @@ class Bench:
             for kernel, count, us in kernel_shares(engine.draft):  # type: ignore[arg-type]
                 print(f"    draft step {us:8.1f} us x{count:4d} {kernel}")
         del engine
-        gc.collect()
+        self._clear()
 
     def budget(self, budget_gb: float) -> None:
         where = f"{budget_gb:g} GB"
@@ -163,7 +163,11 @@ class Bench:
             self.row(where, "device memory in use by everything", (total - free) / 1e9, "GB")
             self._profile(engine)
         del engine
+        self._clear()
+
+    def _clear(self) -> None:
         gc.collect()
+        torch.cuda.empty_cache()
 
     def _measure(self, where: str, engine: SpecterEngine) -> None:
         routes: list[list[tuple[int, Tensor]]] = []

@@ -51,7 +51,7 @@ class DecodeSegments:
         plain = [self._segment(j) for j in range(layers + 1)]
         for run in plain:  # all rows invalid, no slot: compiles
             run()
-        executor.warm(self.work)
+        self.work = executor.captured(self.work, graphs)
         runtime.synchronize()
         self.segments = [runtime.capture(run) for run in plain] if graphs else plain
 

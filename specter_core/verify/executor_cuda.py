@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 
 import torch
@@ -21,7 +22,7 @@ from specter_core.memory.slot_buffer import SlotBuffer
 from specter_core.verify.executor_cpu import LayerTiming
 from specter_core.verify.kernels.group_rows import group_rows
 from specter_core.verify.kernels.grouped_ffn import grouped_ffn
-from specter_core.verify.kernels.host_io import admit
+from specter_core.verify.kernels.host_io import admit_list, admit_table
 from specter_core.verify.ops import Copy, Gemm, Release, Source, WaitSlotFree
 from specter_core.verify.residency import LayerPlan
 
@@ -32,13 +33,15 @@ _EVENTS = 4096
 @dataclass(frozen=True, slots=True)
 class RoutedWork:
     """The routed experts' operands of one pass: x [R, H], members int32 [E, R], counts int32 [E], act [R, k, I] in
-    x's dtype, out float32 [R, k, H]."""
+    x's dtype, out float32 [R, k, H]. products: captured launches for lists of up to so many experts.
+    """
 
     x: Tensor
     members: Tensor
     counts: Tensor
     act: Tensor
     out: Tensor
+    products: Mapping[int, Callable[[], None]] = field(default_factory=dict)
 
     @staticmethod
     def allocate(x: Tensor, top_k: int, experts: int, width: int, out: Tensor | None = None) -> RoutedWork:
@@ -74,18 +77,21 @@ class CudaLayerExecutor:
         self.buffer = slots.data.view(layout.dtype)  # [slots, entry / itemsize]
         self._slots, self._loader, self._cache, self._link = slots, loader, loader.cache, link
         self._words = slots.data.view(torch.int32)
-        columns = -(-experts // 4) * 4  # lists start on 16 bytes: others compile to another kernel
+        columns = -(-experts // 4) * 4  # rows start on 16 bytes: others compile to another kernel
         self._host_lists = runtime.mapped(2, _LISTS, columns, dtype=torch.int32)  # experts, slots
-        self._lists = torch.zeros(2, 1, columns, dtype=torch.int32, device=slots.data.device)
+        self._host_layers = runtime.mapped(_LISTS, dtype=torch.int32)
+        self._rows, self._row_layers = self._host_lists.numpy(), self._host_layers.numpy()
+        self._lists = torch.zeros(2, columns, dtype=torch.int32, device=slots.data.device)
+        self._turn = torch.zeros(1, dtype=torch.int32, device=slots.data.device)
+        self._launched = self._idle_at = 0  # lists so far; how many of them the stream is known to have passed
         self._error = runtime.mapped(1, dtype=torch.int32)
-        self._used_lists = 0
         self._events: list[DeviceEvent] = []
         self._marks = 0
 
     def end_pass(self) -> None:
         """Waits for the compute stream. Raises WrongExpertError when a slot held another expert than was computed."""
         self.runtime.synchronize()
-        self._used_lists = 0
+        self._idle_at = self._launched
         self._link.forget_readers()
         slot = int(self._error[0]) - 1
         if slot < 0:
@@ -98,7 +104,7 @@ class CudaLayerExecutor:
 
     def admit_table(self, host_table: Tensor, table: Tensor) -> None:
         """Slot table int32 [L, columns] of resident experts, mapped -> device, trailers checked."""
-        self._admit(host_table, table, 0)
+        admit_table(host_table, table, self._words, self._error, self.layout)
 
     def mark(self) -> DeviceEvent:
         """An event behind what is on the compute stream now; recorded again only many passes later."""
@@ -109,10 +115,14 @@ class CudaLayerExecutor:
         event.record()
         return event
 
-    def warm(self, work: RoutedWork) -> None:
-        """Compile what `enqueue` launches."""
-        self._launch([(0, -1)], 0, work)
-        self._used_lists = 0
+    def captured(self, work: RoutedWork, graphs: bool) -> RoutedWork:
+        """The same operands with the launches for arrived experts captured: for one, for four, for all."""
+        sizes = sorted({1, min(4, self.experts), self.experts})
+        self._launch([(0, -1)], 0, work)  # compiles
+        if not graphs:
+            return work
+        self.runtime.synchronize()
+        return replace(work, products={n: self.runtime.capture(partial(self._product, n, work)) for n in sizes})
 
     def run(
         self, plan: LayerPlan, normed: Tensor, ids: Tensor, out: Tensor, rows: Collection[int] | None = None
@@ -196,30 +206,27 @@ class CudaLayerExecutor:
         return []
 
     def _launch(self, group: list[tuple[int, int]], layer: int, work: RoutedWork) -> None:
-        if self._used_lists == _LISTS:
+        if self._launched - self._idle_at == _LISTS:
             self.runtime.synchronize()
-            self._used_lists = 0
-        host = self._host_lists[:, self._used_lists, : len(group)]  # [2, n]
-        self._used_lists += 1
-        host.copy_(torch.tensor(group, dtype=torch.int32).T)
-        lists = self._lists[:, :, : len(group)]
-        self._admit(host[1:2], lists[1], layer, host[0:1], lists[0])
-        grouped_ffn(
-            work.x, self.buffer, lists[1, 0], work.members, work.counts, work.act, work.out, top_k=work.out.shape[1],
-            experts=lists[0, 0],
-        )  # fmt: skip
+            self._idle_at = self._launched
+        row, count = self._launched % _LISTS, len(group)
+        self._launched += 1
+        size = next((n for n in work.products if n >= count), count)
+        self._rows[0, row, :count] = [expert for expert, _ in group]
+        self._rows[1, row, :count] = [slot for _, slot in group]
+        self._rows[1, row, count:size] = -1
+        self._row_layers[row] = layer
+        if work.products:
+            work.products[size]()
+        else:
+            self._product(size, work)
 
-    def _admit(
-        self,
-        host_slots: Tensor,
-        slots: Tensor,
-        layer: int,
-        host_experts: Tensor | None = None,
-        experts: Tensor | None = None,
-    ) -> None:
-        layout = self.layout
-        admit(
-            host_slots, slots, self._words, self._error, layer, hidden=layout.hidden, width=layout.width,
-            itemsize=layout.dtype.itemsize, block=self._lists.shape[2], encoding=layout.encoding,
-            host_experts=host_experts, experts=experts,
+    def _product(self, count: int, work: RoutedWork) -> None:
+        """The next list of the ring: to the device, then its experts' rows."""
+        admit_list(
+            self._host_lists, self._host_layers, self._lists, self._turn, self._words, self._error, count, self.layout
+        )
+        grouped_ffn(
+            work.x, self.buffer, self._lists[1, :count], work.members, work.counts, work.act, work.out,
+            top_k=work.out.shape[1], experts=self._lists[0, :count],
         )  # fmt: skip

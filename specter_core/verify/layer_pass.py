@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from specter_core.memory.eviction import EvictionPolicy
@@ -73,14 +73,15 @@ class LayerPass:
         self._queue = [e for e in order if not hit_first or e not in needs.absent]  # to compute, in this order
         self._outstanding = len(needs.loading)  # loads whose expert is not computed yet
 
-    def run(self) -> tuple[Op, ...]:
-        """The op list. Call once."""
+    def walk(self) -> Iterator[Op]:
+        """The ops, planned as they are asked for: the first copies are known long before the last. Call once."""
         while self._queue or self._pending:
             self._place_pending()
             if not self._hit_first and self._queue[0] not in self._slot_of:
                 self._make_room_for(self._queue[0])
             self._compute(self._queue.pop(0))
-        return tuple(self._ops)
+            yield from self._ops
+            self._ops.clear()
 
     def _sources(self) -> dict[int, Source]:
         needs = self._needs

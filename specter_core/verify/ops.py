@@ -4,9 +4,10 @@ executors run it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeAlias
+from typing import TypeAlias, overload
 
 from specter_core.types import ExpertKey
 
@@ -53,3 +54,43 @@ class Release:
 
 
 Op: TypeAlias = WaitSlotFree | Copy | Gemm | Release
+
+
+class OpList(Sequence[Op]):
+    """Ops that are made when they are first looked at. Equal to any sequence of the same ops."""
+
+    def __init__(self, source: Iterator[Op]) -> None:
+        self._made: list[Op] = []
+        self._source = source
+
+    def finish(self) -> None:
+        """Make them all."""
+        self._made.extend(self._source)
+
+    def __iter__(self) -> Iterator[Op]:
+        at = 0
+        while True:
+            if at == len(self._made):
+                op = next(self._source, None)
+                if op is None:
+                    return
+                self._made.append(op)
+            yield self._made[at]
+            at += 1
+
+    @overload
+    def __getitem__(self, index: int) -> Op: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Op]: ...
+    def __getitem__(self, index: int | slice) -> Op | Sequence[Op]:
+        self.finish()
+        return self._made[index]
+
+    def __len__(self) -> int:
+        self.finish()
+        return len(self._made)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]

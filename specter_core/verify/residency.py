@@ -9,7 +9,7 @@ from specter_core.memory.eviction import EvictionPolicy, count_then_recency
 from specter_core.memory.expert_cache import CacheView, SlotState
 from specter_core.types import ExpertKey
 from specter_core.verify.layer_pass import LayerPass, Needs
-from specter_core.verify.ops import Op
+from specter_core.verify.ops import Op, OpList
 
 LOOKAHEAD_COPIES = 2
 
@@ -24,7 +24,7 @@ class LayerPlan:
     """
 
     layer: int
-    ops: tuple[Op, ...]
+    ops: Sequence[Op]
     protects: tuple[int, ...]
     hits: tuple[int, ...]
     late: tuple[int, ...]
@@ -72,10 +72,13 @@ class ResidencyManager:
         rows = {expert: 1 if counts is None else counts[expert] for expert in needed}
         needs = self._classify(layer, rows, late)
         walk = LayerPass(self._cache, needs, self._policy, self._hit_first, self._lookahead)
+        ops = OpList(walk.walk())
+        if not self._hit_first:
+            ops.finish()  # planning may still take a needed expert's protection away
         lates = sorted(e for e in rows if e in needs.loading or (e in needs.late and e in needs.absent))
         return LayerPlan(
             layer=layer,
-            ops=walk.run(),
+            ops=ops,
             protects=tuple(walk.protects),
             hits=tuple(sorted(needs.hits)),
             late=tuple(lates),

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter_core.memory.payload import TRAILER_BYTES, trailer_words
+from specter_core.memory.payload import TRAILER_BYTES, PayloadLayout, trailer_words
 from specter_core.model.kernels.tiles import power_of_two
 
 BLOCK = 256
@@ -54,51 +54,94 @@ def report_ids(ids: Tensor, host: Tensor, flag: Tensor) -> None:
     _report_kernel[(1,)](ids, host, flag, ids.numel(), BLOCK=BLOCK, num_warps=4)
 
 
-@triton.jit(do_not_specialize=["count", "first_layer"])
-def _admit_kernel(
-    host_experts, host_slots, experts, slots, words, error, count, first_layer,
-    ENTRY: tl.constexpr, LISTED: tl.constexpr, MAGIC_LOW: tl.constexpr, MAGIC_HIGH: tl.constexpr,
-    ENCODING: tl.constexpr, SIZE: tl.constexpr, TRAILER: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    line = tl.program_id(0)
-    i = tl.arange(0, BLOCK)
-    at = line * count + i
-    listed = i < count
-    slot = tl.load(host_slots + at, mask=listed, other=-1)
-    expert = i
-    if LISTED:
-        expert = tl.load(host_experts + at, mask=listed, other=-1)
-        tl.store(experts + at, expert, mask=listed)
-    held = slot >= 0
+@triton.jit
+def _holds(words, slot, layer, expert, held, ENTRY: tl.constexpr, TRAILER: tl.constexpr, MAGIC_LOW: tl.constexpr,
+           MAGIC_HIGH: tl.constexpr, ENCODING: tl.constexpr, SIZE: tl.constexpr):  # fmt: skip
+    """Whether each slot's trailer names this layer and expert."""
     trailer = words + slot.to(tl.int64) * ENTRY + ENTRY - TRAILER
     right = tl.load(trailer, mask=held, other=0) == MAGIC_LOW
     right = right & (tl.load(trailer + 1, mask=held, other=0) == MAGIC_HIGH)
-    right = right & (tl.load(trailer + 2, mask=held, other=0) == first_layer + line)
+    right = right & (tl.load(trailer + 2, mask=held, other=0) == layer)
     right = right & (tl.load(trailer + 3, mask=held, other=0) == expert)
     right = right & (tl.load(trailer + 4, mask=held, other=0) == ENCODING)
-    right = right & (tl.load(trailer + 6, mask=held, other=0) == SIZE)
-    tl.store(slots + at, tl.where(right, slot, -1), mask=listed)
-    wrong = held & ~right
-    tl.store(error + 0 * i, slot + 1, mask=wrong)
+    return right & (tl.load(trailer + 6, mask=held, other=0) == SIZE)
 
 
-def admit(
-    host_slots: Tensor, slots: Tensor, words: Tensor, error: Tensor, layer: int, *, hidden: int, width: int,
-    itemsize: int, block: int, encoding: str = "plain", host_experts: Tensor | None = None,
-    experts: Tensor | None = None,
-) -> None:  # fmt: skip
-    """Bring slot numbers to the device, after checking that each slot holds the expert it is to be computed as.
+@triton.jit
+def _admit_table_kernel(
+    host, table, words, error, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ENTRY: tl.constexpr, TRAILER: tl.constexpr,
+    MAGIC_LOW: tl.constexpr, MAGIC_HIGH: tl.constexpr, ENCODING: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    layer = tl.program_id(0)
+    expert = tl.arange(0, BLOCK)
+    at = layer * COLUMNS + expert
+    slot = tl.load(host + at, mask=expert < COLUMNS, other=-1)
+    held = slot >= 0
+    right = _holds(words, slot, layer, expert, held, ENTRY, TRAILER, MAGIC_LOW, MAGIC_HIGH, ENCODING, SIZE)
+    tl.store(table + at, tl.where(right, slot, -1), mask=expert < COLUMNS)
+    tl.store(error + 0 * expert, slot + 1, mask=held & ~right)
 
-    host_slots int32 [n, count], mapped, -1 = none; line i belongs to MoE layer layer + i. Without host_experts the
-    expert is the column (a slot table); with it int32 [n, count] names the experts, copied to `experts` too. words
-    int32 [slots, entry / 4]: the slot buffer. A slot whose trailer is another's goes to -1 and leaves 1 + its
-    number in error int32 [1], mapped: the pass must then be dropped. block: the most columns of any call.
+
+@triton.jit(do_not_specialize=["count"])
+def _admit_list_kernel(
+    host, host_layers, lists, turn, words, error, count, LISTS: tl.constexpr, COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr, ENTRY: tl.constexpr, TRAILER: tl.constexpr, MAGIC_LOW: tl.constexpr, MAGIC_HIGH: tl.constexpr,
+    ENCODING: tl.constexpr, SIZE: tl.constexpr,
+):  # fmt: skip
+    now = tl.load(turn)
+    line = now % LISTS
+    i = tl.arange(0, BLOCK)
+    listed = i < count
+    layer = tl.load(host_layers + line)
+    expert = tl.load(host + line * COLUMNS + i, mask=listed, other=-1)
+    slot = tl.load(host + (LISTS + line) * COLUMNS + i, mask=listed, other=-1)
+    held = slot >= 0
+    right = _holds(words, slot, layer, expert, held, ENTRY, TRAILER, MAGIC_LOW, MAGIC_HIGH, ENCODING, SIZE)
+    tl.store(lists + i, expert, mask=listed)
+    tl.store(lists + COLUMNS + i, tl.where(right, slot, -1), mask=listed)
+    tl.store(error + 0 * i, slot + 1, mask=held & ~right)
+    tl.store(turn, now + 1)
+
+
+def admit_table(host: Tensor, table: Tensor, words: Tensor, error: Tensor, layout: PayloadLayout) -> None:
+    """Slot table int32 [L, columns] (-1 = none), mapped -> device, each slot checked to hold its line's layer and its
+    column's expert.
+
+    words int32 [slots, entry / 4]: the slot buffer. A slot whose trailer names another goes to -1 and leaves 1 + its
+    number in error int32 [1], mapped: the pass must then be dropped.
     """
-    lines, count = host_slots.shape
-    assert host_slots.is_contiguous() and slots.is_contiguous() and (host_experts is None) == (experts is None)
-    low, high, size, number = trailer_words(hidden, width, itemsize, encoding)
-    _admit_kernel[(lines,)](
-        host_slots if host_experts is None else host_experts, host_slots, slots if experts is None else experts,
-        slots, words, error, count, layer, ENTRY=words.shape[1], LISTED=host_experts is not None, MAGIC_LOW=low,
-        MAGIC_HIGH=high, ENCODING=number, SIZE=size, TRAILER=TRAILER_BYTES // 4, BLOCK=power_of_two(block), num_warps=1,
+    layers, columns = host.shape
+    assert host.is_contiguous() and table.is_contiguous()
+    _admit_table_kernel[(layers,)](
+        host, table, words, error, COLUMNS=columns, BLOCK=power_of_two(columns), num_warps=1,
+        **_trailer(words, layout),
     )  # fmt: skip
+
+
+def admit_list(
+    host: Tensor, host_layers: Tensor, lists: Tensor, turn: Tensor, words: Tensor, error: Tensor, count: int,
+    layout: PayloadLayout,
+) -> None:  # fmt: skip
+    """The next list of experts and slots, checked as in `admit_table`, into lists int32 [2, columns].
+
+    host int32 [2, lists, columns] and host_layers int32 [lists], mapped: a ring that turn int32 [1] on the device
+    walks through, so that one captured launch serves every list. count: columns to take, slots -1 where unused.
+    """
+    _, length, columns = host.shape
+    assert lists.shape == (2, columns) and count <= columns and host.is_contiguous()
+    _admit_list_kernel[(1,)](
+        host, host_layers, lists, turn, words, error, count, LISTS=length, COLUMNS=columns,
+        BLOCK=power_of_two(columns), num_warps=1, **_trailer(words, layout),
+    )  # fmt: skip
+
+
+def _trailer(words: Tensor, layout: PayloadLayout) -> dict[str, int]:
+    low, high, size, encoding = trailer_words(layout.hidden, layout.width, layout.dtype.itemsize, layout.encoding)
+    return {
+        "ENTRY": words.shape[1],
+        "TRAILER": TRAILER_BYTES // 4,
+        "MAGIC_LOW": low,
+        "MAGIC_HIGH": high,
+        "ENCODING": encoding,
+        "SIZE": size,
+    }
