@@ -55,6 +55,11 @@ def execute(composed: DictConfig) -> int:
     from harness.grid import plan_run, reference_system
     from specter_core.errors import UserError
 
+    if config.sweep == "kernels" and composed.command == "run":
+        from harness import kernel_sweep
+
+        print(json.dumps(kernel_sweep.run(config)))
+        return 0
     source = DatasetSource(prompts=config.prompts, seed=config.seed)
     try:
         plan = plan_run(config, source, named_models=bool(composed.named_models))
@@ -64,6 +69,11 @@ def execute(composed: DictConfig) -> int:
         raise
     if composed.command == "plan":
         print("\n".join(listing.plan_lines(config, plan, ROOT / config.output / "records.csv")))
+        return 0
+    if config.sweep == "routing":
+        from harness.routing import sweep as routing_sweep
+
+        print(json.dumps(routing_sweep.run(config, plan)))
         return 0
     from harness.runner import output_folder, run
     from harness.table import print_summary

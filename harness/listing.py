@@ -8,12 +8,14 @@ from pathlib import Path
 from harness import catalogue
 from harness.cells import expand
 from harness.config import RunConfig, model_entry, system_entry
+from harness.depth_file import chosen_depths, location
 from harness.environment import detect_device
+from harness.estimate import Speeds, known_files, recorded
 from harness.footprint import entry_bytes, parts, slots_in
 from harness.grid import PlannedGroup, RunPlan, missing_module
 from harness.memory import memory_spec
 from harness.prompts import PromptSource
-from harness.records import key_of, read_rows
+from harness.records import key_of
 from harness.system import ModelSpec
 from harness.weights import absent
 
@@ -45,26 +47,29 @@ def catalogue_lines(source: PromptSource) -> Iterator[str]:
 
 
 def plan_lines(config: RunConfig, plan: RunPlan, records: Path) -> Iterator[str]:
-    """The cell groups in the order of execution with what is still to do, bytes by part, what is skipped and
-    why.
-
-    Minutes come from rows of the same system, model, memory and length that an earlier run recorded.
-    """
+    """The cell groups in the order of execution with what is still to do, minutes and GiB, bytes by part, what is
+    skipped and why. harness/estimate.py says where minutes come from."""
     groups = list(plan.groups)
     done = {key_of(row) for row in recorded(records) if row["status"] == "ok"}
     yield f"sweep {config.sweep}, device {plan.device}, output {config.output}"
+    if (chosen := location(config)) is not None:
+        yield f"K from {chosen}, where it has the model and memory setting (depths=null: without)"
     yield f"{len(groups)} cell groups in {len(plan.blocks)} blocks, {plan.requests} requests"
-    seconds = seconds_per_request(records)
-    known, total = 0, 0.0
+    speeds, total, bases = Speeds(known_files(records), plan.device), 0.0, dict.fromkeys(("recorded",), 0)
     for planned in groups:
         left = sum(key not in done for key in planned.keys)
-        each = seconds.get(speed_key(planned))
-        minutes = "" if each is None else f", about {left * each / 60:.1f} min"
-        known, total = known + (each is not None), total + left * (each or 0.0)
-        tokens = planned.group.setting.new_tokens
-        yield f"  {planned.group.name}: {left} of {planned.requests} requests x {tokens} tokens to do{minutes}"
-    if known:
-        yield f"about {total / 60:.1f} min in all" + (f" for {known} of them" if known < len(groups) else "")
+        cell = speeds.cell_s(planned, left)
+        total, bases = total + cell.seconds, bases | {cell.basis: bases.get(cell.basis, 0) + 1}
+        tokens, budget = planned.group.setting.new_tokens, planned.memory.budget_bytes
+        size = "" if budget is None else f", {budget / 2**30:.3g} GiB on the device"
+        minutes = f", about {cell.seconds / 60:.1f} min ({cell.basis})"
+        yield f"  {planned.group.name}: {left} of {planned.requests} requests x {tokens} tokens to do{minutes}{size}"
+    counts = ", ".join(f"{count} {basis}" for basis, count in bases.items() if count)
+    yield f"about {total / 60:.1f} min in all (cells by the source of their estimate: {counts})"
+    for name, spec in plan.models.items():
+        if spec.shape is not None:
+            experts = spec.shape.moe_layers * spec.shape.experts
+            yield f"{name}: experts in host memory {experts * entry_bytes(spec.shape) / 2**30:.3g} GiB"
     yield "memory (MB = 1e6 bytes)"
     yield from dict.fromkeys(f"  {memory_line(planned)}" for planned in groups)
     for skip in plan.skips:
@@ -75,7 +80,7 @@ def shape_lines(config: RunConfig) -> Iterator[str]:
     """Budget and bytes by part for models of known shape, whether their weights are here or not."""
     device = detect_device(config.device)
     yield f"sweep {config.sweep}, device {device}; memory (MB = 1e6 bytes)"
-    for block in expand(config, device).blocks:
+    for block in expand(config, device, chosen_depths(config)).blocks:
         for group in block:
             entry = group.setting.model
             if entry.shape is not None and group.setting.repeat == 0:
@@ -105,24 +110,3 @@ def memory_line(planned: PlannedGroup) -> str:
         slots = slots_in(shape, memory.budget_bytes, fixed)
     size = slots * shape.moe_layers * entry_bytes(shape)
     return f"{line}, slots {size / 1e6:,.1f} ({slots:.1f} of {shape.experts} per layer)"
-
-
-def recorded(records: Path) -> list[dict[str, str]]:
-    return read_rows(records) if records.exists() else []
-
-
-def seconds_per_request(records: Path) -> dict[tuple[str, ...], float]:
-    """Mean wall time of a recorded request, by (system, model, memory, K, B, prefix, new tokens)."""
-    found: dict[tuple[str, ...], list[float]] = {}
-    for row in recorded(records):
-        if row["status"] == "ok":
-            key = tuple(row[c] for c in ("system", "model", "memory", "K", "B", "prefix_len", "new_tokens"))
-            wall_s = (float(row["ttft_ms"]) + float(row["tpot_ms"] or 0) * (int(row["new_tokens"]) - 1)) / 1e3
-            found.setdefault(key, []).append(wall_s / int(row["B"]))
-    return {key: sum(values) / len(values) for key, values in found.items()}
-
-
-def speed_key(planned: PlannedGroup) -> tuple[str, ...]:
-    s, m = planned.group.setting, planned.memory
-    numbers = (planned.group.depth, m.batch, s.prefix_tokens, s.new_tokens)
-    return (planned.group.system.name, planned.model.name, m.label, *map(str, numbers))

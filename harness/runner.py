@@ -61,7 +61,7 @@ def run(
         write_systems(out / "systems.csv", config.systems)
         if (chosen := depth_file.location(config)) is not None:
             progress.notice(
-                f"K from {_shown(chosen)}, where it has the model and memory setting (depths=null: without)"
+                f"K from {shown(chosen)}, where it has the model and memory setting (depths=null: without)"
             )
         for skip in plan.skips:
             progress.notice(f"skipped: {skip.what}: {skip.reason}")
@@ -131,13 +131,13 @@ def finish(config: RunConfig, plan: RunPlan, out: Path, *, new: int) -> dict[str
     write_csv(out / "summary.csv", summary)
     if config.sweep == "depth" and (choices := depth_file.choose(rows)):
         depth_file.write(out / depth_file.NAME, choices)
-        print("\n".join([*(c.line() for c in choices), f"written to {_shown(out / depth_file.NAME)}"]), file=sys.stderr)
+        print("\n".join([*(c.line() for c in choices), f"written to {shown(out / depth_file.NAME)}"]), file=sys.stderr)
     figures = draw(config.figures, rows, out)
     ok = rows[rows["status"] == "ok"]
     specter = ok[ok["system"] == "specter"]["exact_match"].dropna()
     return {
         "sweep": config.sweep,
-        "output": _shown(out),
+        "output": shown(out),
         "rows": len(ok),
         "new_rows": new,
         "failed_rows": int((rows["status"] != "ok").sum()),
@@ -156,7 +156,7 @@ def draw(figures: Iterable[str], rows: pd.DataFrame, out: Path) -> list[str]:
     io, results = (importlib.import_module(f"figures.{name}") for name in ("io", "results"))
     redraw = importlib.import_module("figures.redraw")
     found = results.Results(out, records={".": io.with_systems(rows, out / "systems.csv")})
-    return [_shown(path) for outcome in redraw.redraw(found, out / "figures", names) for path in outcome.paths]
+    return [shown(path) for outcome in redraw.redraw(found, out / "figures", names) for path in outcome.paths]
 
 
 def set_aside(path: Path) -> None:
@@ -186,5 +186,5 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
     temporary.replace(path)
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

@@ -9,6 +9,8 @@ import numpy as np
 import pandas as pd
 from scipy.stats import bootstrap
 
+from harness.outliers import flags
+
 SETTING = ["model", "weights", "memory", "link", "device", "B", "prefix_len", "new_tokens"]
 MEANS = {
     "tpot_ms": "tpot_ms",
@@ -30,16 +32,18 @@ CONFIDENCE = 0.95
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per (setting, system, variant, K): means over requests with status ok, `ratio` = geometric
     mean over prompts of TPOT(system) / TPOT(Specter) with its interval (above 1: Specter is faster),
-    `exact_share` of the rows that have a reference, h2d_mb_per_token in MB = 1e6 bytes. Unbudgeted rows
-    (memory "resident") get no ratio."""
+    `exact_share` of the rows that have a reference, `outliers` (harness/outliers.py) counted and kept,
+    h2d_mb_per_token in MB = 1e6 bytes. Unbudgeted rows (memory "resident") get no ratio."""
     lines = []
     for key, block in rows.groupby(SETTING, sort=False, dropna=False):
         ok = block[block["status"] == "ok"]
-        specter = per_prompt(ok[ok["system"] == "specter"])
+        specter = per_prompt(base_rows(ok))
+        outliers = flags(block)
         for system, variant, depth, group in _lines(block):
             good = group[group["status"] == "ok"]
             line = dict(zip(SETTING, key, strict=True)) | {"system": system, "variant": variant, "K": depth}
             line |= {"M": good["M"].mean(), "n": len(good), "failed": len(group) - len(good)}
+            line |= {"outliers": int(outliers[group.index].sum())}
             line |= {name: good[column].mean() for name, column in MEANS.items()}
             line["h2d_mb_per_token"] = (good["h2d_bytes"] / good["new_tokens"]).astype("float64").mean() / 1e6
             line["exact_share"] = good["exact_match"].astype("Float64").mean()
@@ -56,6 +60,13 @@ def _lines(block: pd.DataFrame) -> Iterator[tuple[Any, Any, Any, pd.DataFrame]]:
             yield from ((system, variant, depth, part) for depth, part in group.groupby("K", sort=False))
         else:
             yield system, variant, round(group["K"].mean()), group
+
+
+def base_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Specter's rows, of the variant `default` where there are several."""
+    own = rows[rows["system"] == "specter"]
+    default = own[own["variant"] == "default"]
+    return default if len(default) else own
 
 
 def per_prompt(rows: pd.DataFrame) -> pd.Series:

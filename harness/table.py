@@ -40,6 +40,7 @@ def print_summary(path: Path, device: str, console: Console | None = None) -> No
         for row in block.sort_values("tpot_ms").to_dict("records"):
             interval = f" [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]" if row["system"] != "specter" else ""
             failed = f" ({row['failed']} failed)" if row["failed"] else ""
+            failed += f" ({row['outliers']} outliers)" if row["outliers"] else ""
             table.add_row(
                 f"{row['system']}" + (f" K={row['K']}" if row["K"] else ""),
                 _number(row["tpot_ms"], 1),
