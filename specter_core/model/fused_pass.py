@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -244,40 +246,16 @@ class FusedPass:
         norm_rows(self.x, norm.weight, norm.bias if norm.layer else None, norm.eps, out, pdl=self._pdl)
 
     def _linear(
-        self,
-        x: Tensor,
-        w: Tensor,
-        out: Tensor,
-        *,
-        bias: Tensor | None = None,
-        norm: NormWeights | None = None,
-        swiglu: bool = False,
-        row_gate: Tensor | None = None,
-        addend: Tensor | None = None,
-        residual: Tensor | None = None,
-        keep_parts: bool = False,
-    ) -> None:
+        self, x: Tensor, w: Tensor, out: Tensor, *, norm: NormWeights | None = None, swiglu: bool = False,
+        **options: Any,
+    ) -> None:  # fmt: skip
+        """options: those of `linear`."""
         if self._draft:
             tile = gemv_tile(out.shape[1], x.shape[1], pair=swiglu)
-            gemv(
-                x, w, out, tile, bias=bias, norm=norm, swiglu=swiglu, row_gate=row_gate, addend=addend,
-                residual=residual, pdl=self._pdl,
-            )  # fmt: skip
+            gemv(x, w, out, tile, norm=norm, swiglu=swiglu, pdl=self._pdl, **options)
             return
         if norm is not None:
             self._norm(norm, self._input)
             x = self._input
-        linear(
-            x,
-            w,
-            out,
-            linear_tile(out.shape[1], x.shape[1], pair=swiglu, preset=self._preset),
-            bias=bias,
-            swiglu=swiglu,
-            row_gate=row_gate,
-            addend=addend,
-            residual=residual,
-            partial=self._partial,
-            keep_parts=keep_parts,
-            pdl=self._pdl,
-        )
+        own = linear_tile(out.shape[1], x.shape[1], pair=swiglu, preset=self._preset)
+        linear(x, w, out, own, swiglu=swiglu, partial=self._partial, pdl=self._pdl, **options)

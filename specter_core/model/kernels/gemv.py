@@ -53,6 +53,7 @@ def _gemv_kernel(
     if tile < 0:
         ns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         b = _weights(router, ns, ks, LOGITS, K, BLOCK_N, BLOCK_K)
+        tl.debug_barrier()  # keeps the compiler from putting off some of the loads until others have arrived
         gain = tl.load(norm_weight + ks, mask=ks < K, other=0.0).to(tl.float32)
         shift = gain
         if LAYER:
@@ -76,6 +77,7 @@ def _gemv_kernel(
         b_up = b
         if PAIR:
             b_up = _weights(w + N * K, ns, ks, N, K, BLOCK_N, BLOCK_K)
+        tl.debug_barrier()
         gain = tl.zeros([BLOCK_K], tl.float32)
         shift = gain
         if RMS or LAYER:
@@ -88,20 +90,24 @@ def _gemv_kernel(
         count = 1
         if MANY:
             count = R
+        mask = ns < N
         for row in range(count):
+            before = tl.zeros([BLOCK_N], tl.float32)
+            after = tl.zeros([BLOCK_N], tl.float32)
+            factor = 1.0
+            if HAS_BIAS:
+                before = tl.load(bias + ns, mask=mask, other=0.0).to(tl.float32)
+            if HAS_GATE:
+                factor = tl.sigmoid(tl.load(row_gate + row * stride_gate))
+            if HAS_ADDEND:
+                after += tl.load(addend + row * N + ns, mask=mask, other=0.0)
+            if HAS_RESIDUAL:
+                after += tl.load(residual + row * stride_res + ns, mask=mask, other=0.0).to(tl.float32)
             v, scale = _input_row(x + row * stride_x, gain, shift, ks, eps, K, RMS, LAYER)
             y = tl.sum(b.to(tl.float32) * v[None, :], axis=1) * scale
             if PAIR:
                 y = y * tl.sigmoid(y) * (tl.sum(b_up.to(tl.float32) * v[None, :], axis=1) * scale)
-            mask = ns < N
-            if HAS_BIAS:
-                y += tl.load(bias + ns, mask=mask, other=0.0).to(tl.float32)
-            if HAS_GATE:
-                y *= tl.sigmoid(tl.load(row_gate + row * stride_gate))
-            if HAS_ADDEND:
-                y += tl.load(addend + row * N + ns, mask=mask, other=0.0)
-            if HAS_RESIDUAL:
-                y += tl.load(residual + row * stride_res + ns, mask=mask, other=0.0).to(tl.float32)
+            y = (y + before) * factor + after
             tl.store(out + row * stride_out + ns, y.to(out.dtype.element_ty), mask=mask)
 
 
