@@ -78,7 +78,15 @@ def execute(composed: DictConfig) -> int:
     from harness.runner import output_folder, run
     from harness.table import print_summary
 
-    outcome = run(config, plan, source, reference=reference_system())
+    if config.launcher.name == "slurm":
+        from hydra.core.hydra_config import HydraConfig
+
+        from harness import slurm
+
+        overrides = list(HydraConfig.get().overrides.task)
+        outcome = slurm.run(config, plan, overrides, lambda text: print(text, file=sys.stderr, flush=True))
+    else:
+        outcome = run(config, plan, source, reference=reference_system())
     print_summary(output_folder(config) / "summary.csv", plan.device)
     print(json.dumps(outcome))
     return 0 if outcome["rows"] else 1

@@ -16,6 +16,7 @@ from harness.environment import detect_device
 from harness.memory import memory_spec
 from harness.prompts import BenchPrompt, PromptSource
 from harness.records import Key
+from harness.shards import part
 from harness.system import MemorySpec, ModelSpec
 from harness.weights import absent, model_spec
 from specter_core.errors import UserError
@@ -91,7 +92,8 @@ def plan_run(config: RunConfig, source: PromptSource, *, named_models: bool = Fa
             if group.setting.model.name in models and here[group.system.name] is None
         ]
         blocks.append([p for p in planned if p.requests])
-    plan = RunPlan(device, models, [b for b in blocks if b], list(dict.fromkeys(skips)))
+    whole = [b for b in blocks if b]
+    plan = RunPlan(device, models, part(whole, config.shard), list(dict.fromkeys(skips)))
     if not plan.requests:
         reason = skips[0].reason if skips else "no model, dataset, memory or system is chosen"
         raise UserError(f"nothing to measure: {skips[0].what + ': ' if skips else ''}{reason}")

@@ -5,6 +5,7 @@ A line of reference_tokens.jsonl holds token ids, never text; for private prompt
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 from collections.abc import Sequence
@@ -49,10 +50,12 @@ class ReferenceTokens:
             **shown,
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a") as file:
-            if file.tell() and not self._path.read_text().endswith("\n"):
-                file.write("\n")
-            file.write(json.dumps(row) + "\n")
+        with self._path.open("a+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # several runs may share the folder
+            file.seek(0)
+            text = file.read()
+            torn = bool(text) and not text.endswith("\n")
+            file.write("\n" * torn + json.dumps(row) + "\n")
         self._digests[key] = digest
 
     def matches(self, key: ReferenceKey, tokens: Sequence[int]) -> bool | None:

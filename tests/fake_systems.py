@@ -16,7 +16,7 @@ from specter_core.types import Request
 
 class FakeSystem:
     """options: `behaviour` on the request `at` (counted over all workers in the file `counter`), else an
-    answer."""
+    answer. `gpus` names a file for the GPUs that workers see."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self.options = options
@@ -24,6 +24,9 @@ class FakeSystem:
 
     def load(self, model: ModelSpec, memory: MemorySpec) -> None:
         self.model, self.memory = model, memory
+        if "gpus" in self.options:
+            with Path(self.options["gpus"]).open("a") as file:
+                file.write(os.environ["CUDA_VISIBLE_DEVICES"] + "\n")
         if self.options.get("at") == "load":
             misbehave(self.options["behaviour"])
 
