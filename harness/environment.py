@@ -14,6 +14,8 @@ from typing import Any
 import psutil
 
 from harness.catalogue import ROOT
+from harness.gpu_info import gpus
+from harness.link_probe import measured_gb_per_s
 
 
 def git_commit(root: Path = ROOT) -> str:
@@ -38,37 +40,17 @@ def detect_device(asked: str) -> str:
     return "cuda" if gpus() and "+cpu" not in metadata.version("torch") else "cpu"
 
 
-def gpus() -> list[dict[str, Any]]:
-    """One entry per NVIDIA GPU (name, memory, driver, power limit); empty without a driver."""
-    import pynvml as nvml
-
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return []
-    found = []
-    for index in range(nvml.nvmlDeviceGetCount()):
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
-        found.append(
-            {
-                "name": _text(nvml.nvmlDeviceGetName(handle)),
-                "memory_bytes": int(nvml.nvmlDeviceGetMemoryInfo(handle).total),
-                "driver": _text(nvml.nvmlSystemGetDriverVersion()),
-                "power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
-            }
-        )
-    nvml.nvmlShutdown()
-    return found
-
-
 def capture(device: str, threads: int | None, weights: Mapping[str, str], commit: str) -> dict[str, Any]:
-    """JSON-ready. weights: model name -> hash."""
+    """JSON-ready. weights: model name -> hash. link_gb_per_s: measured (GB = 1e9), None where there is no GPU."""
     return {
         "git_commit": commit,
         "device": device,
         "cpu": {"name": _cpu_name(), "cores": os.cpu_count(), "threads": threads or os.cpu_count()},
+        "numa_nodes": numa_nodes(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": gpus() or None,
+        "cuda_visible_devices": os.environ.get("CUDA_VISIBLE_DEVICES"),
+        "link_gb_per_s": measured_gb_per_s() if device == "cuda" else None,
         "platform": platform.platform(),
         "python": platform.python_version(),
         "torch": metadata.version("torch"),
@@ -83,7 +65,7 @@ def write(path: Path, environment: Mapping[str, Any]) -> None:
     if path.exists():
         earlier = json.loads(path.read_text()).get("weights", {})
         merged["weights"] = {**earlier, **merged["weights"]}
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(json.dumps(merged, indent=1) + "\n")
     temporary.replace(path)
 
@@ -93,6 +75,12 @@ def _git(root: Path, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+def numa_nodes(sysfs: Path = Path("/sys/devices/system/node")) -> dict[str, str]:
+    """CPUs of each NUMA node as Linux lists them, e.g. {"0": "0-15"}; empty elsewhere."""
+    lists = sorted(sysfs.glob("node[0-9]*/cpulist"), key=lambda p: int(p.parent.name[4:]))
+    return {p.parent.name[4:]: p.read_text().strip() for p in lists}
+
+
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
     if info.exists():
@@ -100,7 +88,3 @@ def _cpu_name() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
-
-
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

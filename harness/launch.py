@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from harness.environment import gpus
+from harness.gpu_info import gpus
 from specter_core.errors import UserError
 
 T = TypeVar("T")

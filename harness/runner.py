@@ -4,6 +4,7 @@ again."""
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
@@ -60,9 +61,7 @@ def run(
         environment.write(out / "environment.json", captured)
         write_systems(out / "systems.csv", config.systems)
         if (chosen := depth_file.location(config)) is not None:
-            progress.notice(
-                f"K from {shown(chosen)}, where it has the model and memory setting (depths=null: without)"
-            )
+            progress.notice(f"K from {shown(chosen)}, where it has the model and memory setting (depths=null: without)")
         for skip in plan.skips:
             progress.notice(f"skipped: {skip.what}: {skip.reason}")
         measurement = Measurement(
@@ -181,7 +180,7 @@ def write_systems(path: Path, systems: Iterable[SystemEntry]) -> None:
 
 
 def write_csv(path: Path, table: pd.DataFrame) -> None:
-    temporary = path.with_suffix(".tmp")
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
     table.to_csv(temporary, index=False, float_format="%.6g")
     temporary.replace(path)
 
