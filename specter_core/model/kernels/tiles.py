@@ -77,6 +77,7 @@ def gemv_tile(out_features: int, in_features: int, *, pair: bool) -> GemvTile:
     block_k = power_of_two(max(in_features, 16))
     if block_k > 4096:
         return GemvTile(1 if pair else 2, block_k, 8)
+    warps = 8 if in_features > 3072 else 4
     if pair:
-        return GemvTile(2, block_k)
-    return GemvTile(8, block_k, 8) if out_features >= 32768 else GemvTile(4, block_k)
+        return GemvTile(2, block_k, warps)
+    return GemvTile(8, block_k, 8) if out_features >= 32768 else GemvTile(4, block_k, warps)
