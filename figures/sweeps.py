@@ -42,9 +42,11 @@ def prefix(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
-    """Systems at three or more budgets."""
+    """Systems at three or more budgets, everything else equal: where a setting is given in slots, its bytes grow with
+    the KV, so with B and with the prefix."""
     rows = main_variant(measured(rows))
-    return _varying(rows, "budget_bytes", BUDGETS, ["system", "model", "weights", "link", "device", "B", "K"])
+    fixed = ["system", "model", "weights", "link", "device", "B", "K", "prefix_len", "new_tokens"]
+    return _varying(rows, "budget_bytes", BUDGETS, fixed)
 
 
 def ablation(rows: pd.DataFrame) -> pd.DataFrame:

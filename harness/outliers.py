@@ -7,7 +7,7 @@ import pandas as pd
 
 CELL = ["system", "variant", "K"]
 PROMPT = ["dataset", "prompt_id"]
-LIMIT, LEAST = 3.5, 5
+LIMIT, LEAST = 3.5, 10
 MAD_TO_SIGMA = 0.6745
 FLOOR = 0.01
 """A spread of log TPOT below 1 % is noise of the clock; nothing stands apart from it."""
@@ -16,7 +16,7 @@ FLOOR = 0.01
 def flags(rows: pd.DataFrame) -> pd.Series:
     """One bool per row (index of rows), False where there is no time. rows: of one setting. Modified z-score above 3.5
     (Iglewicz and Hoaglin, 1993) of log TPOT within (system, variant, K): of its distance from the prompt's median where
-    prompts have three repeats or more, else from the cell's median. False in cells of fewer than five requests."""
+    prompts have three repeats or more, else from the cell's median. False in cells of fewer than ten requests."""
     flagged = pd.Series(False, index=rows.index)
     ok = rows[(rows["status"] == "ok") & rows["tpot_ms"].gt(0)]
     for _, cell in ok.groupby(CELL, dropna=False):

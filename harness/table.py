@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Hashable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -37,12 +39,13 @@ def print_summary(path: Path, device: str, console: Console | None = None) -> No
             table.add_column(name, justify="right")
         table.add_column("exact", justify="right")
         table.add_column("n", justify="right")
+        varying = [c for c in ("variant", "B", "prefix_len") if block.groupby("system")[c].nunique().max() > 1]
         for row in block.sort_values("tpot_ms").to_dict("records"):
             interval = f" [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]" if row["system"] != "specter" else ""
             failed = f" ({row['failed']} failed)" if row["failed"] else ""
-            failed += f" ({row['outliers']} outliers)" if row["outliers"] else ""
+            failed += f" (outliers: {row['outliers']})" if row["outliers"] else ""
             table.add_row(
-                f"{row['system']}" + (f" K={row['K']}" if row["K"] else ""),
+                _name(row, varying),
                 _number(row["tpot_ms"], 1),
                 "" if math.isnan(row["ratio"]) else f"{row['ratio']:.2f}{interval}",
                 _number(row["acceptance"], 3),
@@ -54,6 +57,13 @@ def print_summary(path: Path, device: str, console: Console | None = None) -> No
                 f"{row['n']}{failed}",
             )
         console.print(table)
+
+
+def _name(row: dict[Hashable, Any], varying: list[str]) -> str:
+    """System and K, and what else tells the lines of a table apart."""
+    said = {"variant": f"({row['variant']})", "B": f"B={row['B']}", "prefix_len": f"prefix {row['prefix_len']}"}
+    parts = [str(row["system"]), *([f"K={row['K']}"] if row["K"] else []), *(said[c] for c in varying)]
+    return " ".join(parts)
 
 
 def _number(value: float, digits: int) -> str:

@@ -189,3 +189,19 @@ def test_a_prefix_that_no_document_has_is_skipped_with_the_reason(tmp_path):
     assert "prefix of 4096 tokens" in skip.what and "0 documents of >= 4096 tokens" in skip.reason
     with pytest.raises(UserError, match="documents of >= 4096 tokens"):
         plan_run(run_config(raw | {"prefix_tokens": [4096]}), DatasetSource(prompts=1, seed=0))
+
+
+def test_rows_of_a_prefix_sweep_are_no_memory_sweep_though_their_budgets_differ():
+    from figures import sweeps
+
+    rows = typed(
+        [
+            {
+                name: cell(value)
+                for name, value in row(prefix_len=n, budget_bytes=10**7 + n, config_hash=f"p{n}").items()
+            }
+            for n in (16, 64, 256)
+        ]
+    )
+    assert sweeps.memory(rows).empty and len(sweeps.prefix(rows)) == 3
+    assert len(sweeps.memory(rows.assign(prefix_len=16))) == 3
