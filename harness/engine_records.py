@@ -34,7 +34,9 @@ def records(run: GenerationRun, engine: SpecterEngine, *, variant: str) -> list[
             access_hit_rate=_ratio(sum(w.access_hits for w in windows), sum(w.accesses for w in windows)),
             coverage=_ratio(_sum(windows, "hits"), _sum(windows, "distinct")),
             coverage_ceiling=_ceiling(windows),
-            prefetch_precision=_ratio(sum(w.prefetch_used for w in windows), sum(w.prefetch_issued for w in windows)),
+            prefetch_precision=_ratio(
+                sum(w.prefetch_planned_used for w in windows), sum(w.prefetch_planned for w in windows)
+            ),
             prefetch_recall=_ratio(sum(w.absent_planned for w in windows), sum(w.absent for w in windows)),
             h2d_bytes=moved // batch,
             h2d_bytes_used=used // batch,

@@ -110,7 +110,7 @@ def _layer_total(windows: Sequence[WindowStats], name: str) -> int:
 def _table(run: GenerationRun, args: argparse.Namespace, slots: str) -> str:
     result, windows = run.results[0], run.windows
     distinct = _layer_total(windows, "distinct")
-    issued = _total(windows, "prefetch_issued")
+    planned = _total(windows, "prefetch_planned")
     moved = _total(windows, "h2d_bytes")
     rows = [
         ("tokens", f"{len(result.tokens)} in {len(windows)} windows ({result.finish.value})"),
@@ -118,7 +118,7 @@ def _table(run: GenerationRun, args: argparse.Namespace, slots: str) -> str:
         ("acceptance", f"{result.acceptance:.3f} ({result.accepted} of {result.tested} tested)"),
         ("coverage", _share(_layer_total(windows, "hits"), distinct)),
         ("access hit rate", _share(_total(windows, "access_hits"), _total(windows, "accesses"))),
-        ("prefetch precision", _share(_total(windows, "prefetch_used"), issued)),
+        ("prefetch precision", _share(_total(windows, "prefetch_planned_used"), planned)),
         ("moved", f"{moved / 1e6:.1f} MB, {moved / 1e6 / max(1, len(result.tokens)):.2f} MB per token"),
         ("TTFT / TPOT", f"{result.ttft_ms:.1f} / {result.tpot_ms:.1f} ms"),
     ]

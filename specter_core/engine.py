@@ -235,6 +235,7 @@ class SpecterEngine:
         stats.accepted = sum(verdict.accepted)
         stats.committed = sum(committed)
         stats.chunks = loads.chunks
+        stats.prefetch_planned, stats.prefetch_planned_used = loads.planned, loads.planned_used
         stats.prefetch_issued, stats.prefetch_used = loads.issued, loads.used
         stats.absent, stats.absent_planned = loads.absent, loads.absent_planned
 

@@ -74,10 +74,11 @@ class WindowStats:
     accesses counts (token, expert) pairs of the target's routing; hit/late/miss count distinct experts at the moment
     the layer's router has spoken. coverage_ceiling[l] = min(1, M_l / distinct[l]).
 
-    prefetch_issued loads of plans went onto the link, prefetch_used of them served a committed token (precision);
-    of the `absent` needed experts that were nowhere at b_1, absent_planned had been planned (recall). h2d_bytes crossed
-    the link in this window, h2d_bytes_used of loads were computed from for the first time; d2h_bytes
-    were written back. link_span_ms runs from b_1 (K = 0: from the start) to the end of verification.
+    Of prefetch_planned loads prefetch_planned_used served a committed token (precision); prefetch_issued went onto
+    the link as prefetches, prefetch_used of these served a committed token. Of the `absent` needed experts that were
+    nowhere at b_1, absent_planned had been planned (recall). h2d_bytes crossed the link in this window, d2h_bytes went
+    back; h2d_bytes_used of loads were computed from for the first time. link_span_ms runs from b_1 (K = 0: from the
+    start) to the end of verification.
     """
 
     depth: int = 0
@@ -93,6 +94,8 @@ class WindowStats:
     accesses: int = 0
     access_hits: int = 0
     chunks: int = 0
+    prefetch_planned: int = 0
+    prefetch_planned_used: int = 0
     prefetch_issued: int = 0
     prefetch_used: int = 0
     absent: int = 0

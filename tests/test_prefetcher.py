@@ -250,6 +250,7 @@ def test_precision_and_recall_count_what_they_say():
     assert prefetcher.end_window({ExpertKey(0, 6)}).used == 0, "only a rejected token needed expert 3"
     counters = prefetcher.end_window(served)
     assert (counters.issued, counters.used) == (2, 1)
+    assert (counters.planned, counters.planned_used) == (3, 2), "expert 5 became a demand: a right prediction"
     assert (counters.absent, counters.absent_planned) == (3, 2)
     link.drain()
     assert prefetcher.end_window(served).promoted == 1

@@ -86,7 +86,15 @@ class LayerStreaming:
         """
         used = sum(t.key in useful for t in self._issued)
         return PrefetchCounters(
-            chunks=1, issued=len(self._issued), used=used, promoted=0, cancelled=0, absent=0, absent_planned=0
+            chunks=1,
+            planned=len(self._issued),
+            planned_used=used,
+            issued=len(self._issued),
+            used=used,
+            promoted=0,
+            cancelled=0,
+            absent=0,
+            absent_planned=0,
         )
 
     def _stream(self, layer: int) -> None:

@@ -16,15 +16,19 @@ from specter_core.types import ExpertKey
 
 @dataclass(frozen=True, slots=True)
 class PrefetchCounters:
-    """One window. precision = used / issued, recall = absent_planned / absent.
+    """One window. precision = planned_used / planned, recall = absent_planned / absent.
 
-    issued: planned loads that went onto the link as prefetches (not those cancelled while queued, nor those
-    that the target's router asked for first). used: those of them that served a committed token in this window;
-    an expert that only rejected tokens needed was fetched in vain. absent: experts the target needed that were
-    neither resident nor loading at b_1; absent_planned: those of them in the last plan that knew of them.
+    planned: loads of the last plan that knew of them. planned_used: those whose expert served a committed token,
+    however it came: a planned load that was dropped because the target's router did not ask for it was a wrong
+    prediction, one that became a demand a right one, one that only rejected tokens needed was made in vain. issued:
+    planned loads that went onto the link as prefetches (not cancelled while queued, not asked for first); used: those
+    of them that served a committed token. absent: experts the target needed that were neither resident nor loading at
+    b_1; absent_planned: those of them in the last plan that knew of them.
     """
 
     chunks: int
+    planned: int
+    planned_used: int
     issued: int
     used: int
     promoted: int
@@ -82,7 +86,9 @@ class Prefetcher:
         self.phase = Phase.FINAL_CLEANUP
         if not self.under_verify:
             for key in self.loader.queued_keys():
-                self._cancelled += self.loader.cancel(key)
+                if self.loader.cancel(key):
+                    self._cancelled += 1
+                    self._planned.discard(key)
         self.loader.reap()
 
     def before_layer(self, layer: int, needed: Collection[int]) -> tuple[int, ...]:
@@ -111,6 +117,8 @@ class Prefetcher:
         issued = [t for t in self._submitted if t.issued_as is Priority.PREFETCH]
         return PrefetchCounters(
             chunks=self._chunks,
+            planned=len(self._planned),
+            planned_used=len(self._planned.intersection(useful)),
             issued=len(issued),
             used=sum(t.key in useful for t in issued),
             promoted=sum(t.issued_as is Priority.DEMAND for t in self._submitted),
