@@ -130,7 +130,7 @@ def finish(config: RunConfig, plan: RunPlan, out: Path, *, new: int) -> dict[str
     write_csv(out / "summary.csv", summary)
     if config.sweep == "depth" and (choices := depth_file.choose(rows)):
         depth_file.write(out / depth_file.NAME, choices)
-        print("\n".join([*(c.line() for c in choices), f"written to {shown(out / depth_file.NAME)}"]), file=sys.stderr)
+        print("\n".join([*depth_file.report(choices), f"written to {shown(out / depth_file.NAME)}"]), file=sys.stderr)
     figures = draw(config.figures, rows, out)
     ok = rows[rows["status"] == "ok"]
     specter = ok[ok["system"] == "specter"]["exact_match"].dropna()

@@ -69,6 +69,8 @@ def test_k_is_chosen_by_mean_tpot_of_the_depths_that_every_prompt_has():
     choice = depth_file.choose(depth_rows())[0]
     assert (choice.depth, choice.deepest, round(choice.expected, 3)) == (8, 16, 9.0)
     assert "K = 8" in choice.line() and "E[A] = a/(1-a) = 9.0" in choice.line() and "K_max = 16" in choice.line()
+    last = depth_file.report([choice, choice._replace(acceptance=0.98)])[-1]
+    assert last == "mean acceptance of all: a = 0.9400, E[A] = 15.7, within K_max = 16"
     rows = depth_rows()
     assert depth_file.choose(rows[(rows["K"] != 8) | (rows["label"] == "C4")])[0].depth == 16
     assert depth_file.choose(depth_rows(acceptance=1.0))[0].expected == float("inf")
