@@ -24,7 +24,7 @@ typedef int (*Fn)();
 
 typedef struct {
     uint64_t src, dst;
-    int64_t bytes, sent, recorded, arrived, order, queued_ns;
+    int64_t bytes, sent, recorded, arrived, order, queued_ns, start_ns;
     void *after;
     int priority, event;
 } Transfer;
@@ -119,8 +119,11 @@ static void retire(Worker *w) {
 
 /* When the next piece may be put on the stream so that it arrives at the paced time. */
 static int64_t issue_time(Worker *w, Transfer *t, int64_t size, int64_t now, int64_t *deadline) {
-    int64_t start = w->free_ns > t->queued_ns ? w->free_ns : t->queued_ns;
-    if (start < now - SLACK_NS) start = now - SLACK_NS;
+    if (!t->start_ns) { /* looked at for the first time: what was lost before counts for the slack alone */
+        t->start_ns = w->free_ns > t->queued_ns ? w->free_ns : t->queued_ns;
+        if (t->start_ns < now - SLACK_NS) t->start_ns = now - SLACK_NS;
+    }
+    int64_t start = w->free_ns > t->start_ns ? w->free_ns : t->start_ns;
     *deadline = start + (int64_t)(size / w->rate);
     return *deadline - (int64_t)(size / w->native_rate);
 }
@@ -156,6 +159,7 @@ static void *run(void *argument) {
                     w->issued_as[id % TABLE] = t->priority;
                 }
                 t->sent += size;
+                t->start_ns = 0;
                 if (t->sent == t->bytes) stop_waiting(w, id);
                 f.id = id;
                 f.bytes = size;

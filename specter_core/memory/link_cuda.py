@@ -15,7 +15,7 @@ from specter_core.memory.transfer_queue import PIECE_BYTES, PIECES_IN_FLIGHT
 from specter_core.types import ExpertKey
 
 _STATES = (TransferState.QUEUED, TransferState.ISSUED, TransferState.DONE, TransferState.CANCELLED)
-_PROBE_COPIES = 16
+_PROBE_COPIES = 32
 _COUNTERS = 7
 
 
@@ -207,12 +207,22 @@ class CudaLink:
             self._counters.intervals.append(BusyInterval(start_ns, end_ns, transfer.key, transfer.priority, size))
 
     def _measure_rate(self) -> float:
-        """Back-to-back copies of entry (0, 0) into slot 0, before the link is used, after two to warm up."""
+        """Back-to-back copies of entries all over the store, before the link is used, after two to warm up.
+
+        One entry again and again can read at half the rate: it then comes out of a processor's cache.
+        """
+        self._runtime.synchronize()  # clearing fresh slots would slow the copies
+        entries, slots = self._store.layers * self._store.experts, self._slots.slots
         for count in (2, _PROBE_COPIES):
             start_ns = time.perf_counter_ns()
-            for _ in range(count):
+            for i in range(count):
                 number = self._lib.worker_submit(
-                    self._worker, self._source, self._target, self.entry_bytes, Priority.DEMAND.value, None
+                    self._worker,
+                    self._source + (i * entries // count) * self.entry_bytes,
+                    self._target + i % slots * self.entry_bytes,
+                    self.entry_bytes,
+                    Priority.DEMAND.value,
+                    None,
                 )
             self._raise(self._lib.worker_wait(self._worker, number))
             elapsed_ns = time.perf_counter_ns() - start_ns
