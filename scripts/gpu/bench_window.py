@@ -117,7 +117,7 @@ class Bench:
             engine.target.decode = bits._decode  # type: ignore[method-assign]
             run = engine.generate([request(2, 64, self.vocab)])
             self.row("resident", "plain decoding, K = 0", run.results[0].tpot_ms, "ms/token")
-        del engine
+        del engine, bits
         self._clear()
         with build_engine(self.model, self.options) as engine:
             self._fill(engine)
@@ -162,7 +162,7 @@ class Bench:
             free, total = torch.cuda.mem_get_info()
             self.row(where, "device memory in use by everything", (total - free) / 1e9, "GB")
             self._profile(engine)
-        del engine
+        del engine, bits
         self._clear()
 
     def _clear(self) -> None:
