@@ -37,9 +37,15 @@ def visible_gpus() -> list[str]:
     return [str(index) for index in range(len(gpus()))] or ["0"]
 
 
-def run_all(items: Sequence[T], places: Sequence[str | None], job: Callable[[T, str | None], None]) -> None:
+def run_all(
+    items: Sequence[T],
+    places: Sequence[str | None],
+    job: Callable[[T, str | None], None],
+    stop: Callable[[], None] = lambda: None,
+) -> None:
     """job(item, place) for every item, in order, as many at a time as there are places and never two on one. The first
-    exception ends it: what has not begun is left out, what runs is waited for."""
+    exception ends it: what has not begun is left out, what runs is waited for. An interrupt calls stop, which ends what
+    runs."""
     if len(places) == 1:
         for item in items:
             job(item, places[0])
@@ -57,9 +63,14 @@ def run_all(items: Sequence[T], places: Sequence[str | None], job: Callable[[T, 
 
     with ThreadPoolExecutor(len(places)) as pool:
         futures = [pool.submit(one, item) for item in items]
-        wait(futures, return_when=FIRST_EXCEPTION)
-        for future in futures:
-            future.cancel()
+        try:
+            wait(futures, return_when=FIRST_EXCEPTION)
+        except KeyboardInterrupt:
+            stop()
+            raise
+        finally:
+            for future in futures:
+                future.cancel()
     for future in futures:
         if not future.cancelled():
             future.result()

@@ -108,6 +108,8 @@ class Measurement:
         python = str(ROOT / system.python) if system.python else None
         worker = WorkerProcess(log, threads=self.config.threads, python=python, gpu=gpu)
         self._workers.add(worker)
+        if self._stopped:
+            worker.kill()
         return worker
 
     def _load(self, worker: WorkerProcess, planned: PlannedGroup, model: ModelSpec, warmup: BenchPrompt) -> None:

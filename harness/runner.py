@@ -116,11 +116,7 @@ def _run_model(
             progress.begin(planned.group.name)
             measurement.run(planned, spec, warmups[planned.group.setting.prefix_tokens], gpu)
 
-        try:
-            launch.run_all(groups, places, measure)
-        except KeyboardInterrupt:
-            measurement.stop()
-            raise
+        launch.run_all(groups, places, measure, measurement.stop)
 
 
 def finish(config: RunConfig, plan: RunPlan, out: Path, *, new: int) -> dict[str, Any]:

@@ -61,6 +61,24 @@ def test_one_place_keeps_the_order_and_a_failure_ends_what_has_not_begun():
     assert len(begun) < 10
 
 
+def test_an_interrupt_ends_the_workers_and_records_nothing_more(tmp_path, monkeypatch):
+    """Both workers hang; without `stop` the run would wait for their timeouts and record these."""
+    counter = tmp_path / "count"
+
+    def interrupted(futures, return_when):
+        deadline = time.monotonic() + 30
+        while not (counter.exists() and counter.stat().st_size == 2) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "seats", lambda device, parallel: ["0", "1"])
+    monkeypatch.setattr(launch, "wait", interrupted)
+    options = {"behaviour": "hang", "at": "always", "counter": str(counter)}
+    with pytest.raises(KeyboardInterrupt):
+        run(raw_config(tmp_path / "out", {name: {"options": options} for name in ("specter", "mo_sm", "mo_sc")}))
+    assert read_rows(tmp_path / "out/records.csv") == [] and counter.stat().st_size == 2
+
+
 def test_seats_are_the_visible_gpus_and_one_on_a_cpu(monkeypatch):
     assert launch.seats("cpu", None) == launch.seats("cpu", 1) == [None]
     with pytest.raises(UserError, match=r"launcher\.parallel=2 on cpu"):
