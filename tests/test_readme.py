@@ -22,6 +22,7 @@ class How(Enum):
     DRY = "dry"
     PLAN = "plan"
     FLAGS = "flags"
+    MODULE = "module"  # the module exists; it needs a CUDA device
     ELSEWHERE = "elsewhere"  # another test file runs it, named in the table
 
 
@@ -36,6 +37,7 @@ COMMANDS: dict[str, tuple[How, str]] = {
     "python run.py": (How.PLAN, ""),
     "python -m specter_core generate": (How.RUN, ""),
     "python scripts/": (How.FLAGS, ""),
+    "python -m scripts.gpu.": (How.MODULE, "needs a CUDA device"),
     "python initialization/": (How.FLAGS, ""),
 }
 
@@ -81,6 +83,9 @@ def test_readme_command(command: str, tmp_path: Path) -> None:
         assert text.returncode == 0, text.stderr
         unknown = [w for w in words if w.startswith("--") and w not in text.stdout]
         assert not unknown, f"{tool} does not know {unknown}"
+        return
+    if how is How.MODULE:
+        assert (ROOT / (words[2].replace(".", "/") + ".py")).is_file(), words[2]
         return
     if how is How.DRY:
         words = [words[0], "-n", *words[1:]]
