@@ -31,6 +31,4 @@ class TextCodec:
     def check_context(self, tokens: int, limit: int) -> None:
         """Raises UserError when prompt and continuation together exceed the model's positions."""
         if tokens > limit:
-            raise UserError(
-                f"prompt and new tokens are {tokens}, the model's context is {limit}; ask for fewer"
-            )
+            raise UserError(f"prompt and new tokens are {tokens}, the model's context is {limit}; ask for fewer")
