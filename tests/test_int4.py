@@ -46,8 +46,7 @@ def test_dequantised_matmul_matches_float64() -> None:
     matrix = rtn.quantize(_weight(96, 256))
     x = torch.randn(5, 256, generator=torch.Generator().manual_seed(3))
     reference = (
-        x.double()
-        @ (unpack(matrix.codes).double() * matrix.scales.double().repeat_interleave(GROUP, dim=1)).t()
+        x.double() @ (unpack(matrix.codes).double() * matrix.scales.double().repeat_interleave(GROUP, dim=1)).t()
     )
     result = x @ dequantize(matrix).t()
     assert (result.double() - reference).abs().max() <= 1e-6 * reference.abs().max()

@@ -98,9 +98,7 @@ class DraftExperts:
         return replace(self, gate_up=noisy(self.gate_up), down=noisy(self.down), card=card)
 
 
-def load_draft(
-    draft_dir: Path | str, config: ExpertShape, device: torch.device | str = "cpu"
-) -> DraftExperts:
+def load_draft(draft_dir: Path | str, config: ExpertShape, device: torch.device | str = "cpu") -> DraftExperts:
     """Reads the routed experts of a GPTQ-format folder, and only these, into their place on `device`.
 
     A folder with draft_card.json says how it was made; without one (a draft published by others) it is

@@ -89,9 +89,7 @@ def read_matrix(source: TensorSource, name: str, outputs: int, inputs: int, form
     if not torch.equal(g_idx, torch.arange(inputs, dtype=torch.int32) // GROUP):
         raise UserError(f"{name}.g_idx is permuted (desc_act), the draft needs i // {GROUP}: {_REMEDY}")
     if not bool(scales.isfinite().all()):
-        raise UserError(
-            f"{name}.scales has values that are not finite, the draft needs finite ones: {_REMEDY}"
-        )
+        raise UserError(f"{name}.scales has values that are not finite, the draft needs finite ones: {_REMEDY}")
     # A little-endian word holds inputs 8j … 8j+7 in four bytes, low nibble first: the canonical order.
     codes = qweight.t().contiguous().view(torch.uint8)  # [out, in/2]
     return Int4Matrix(codes, scales.t().contiguous())
