@@ -174,7 +174,10 @@ def _link(env: Mapping[str, Any]) -> str:
 
 
 def _weights(env: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {digest}" for name, digest in (env.get("weights") or {}).items()) or "not recorded"
+    weights = env.get("weights") or {}
+    if isinstance(weights, str):  # a bench names the kind; there is no checkpoint to hash
+        return weights
+    return ", ".join(f"{name} {digest}" for name, digest in weights.items()) or "not recorded"
 
 
 def _package(env: Mapping[str, Any], name: str) -> str:

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,3 +102,19 @@ def test_a_browser_shows_it(page, tmp_path):
     assert pixels.shape[1] == 1240
     inked = (pixels < 0.5).all(axis=2).mean(axis=1)
     assert (inked > 0).mean() > 0.15  # lines of text down the page, not a blank one
+
+
+def test_the_committed_results_give_a_report(tmp_path):
+    """What a reviewer runs: make report RESULTS=results."""
+    root = Path(__file__).resolve().parents[1]
+    out = tmp_path / "report.html"
+    done = subprocess.run(
+        [sys.executable, "-m", "harness.report", "--results", "results", "--out", str(out)],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    text = out.read_text(encoding="utf-8")
+    assert "NVIDIA H200" in text and "draft step" in text
