@@ -14,13 +14,8 @@ from torch import Tensor
 BLOCK_ROWS = 16
 
 
-def padded_rows(rows: int) -> int:
-    """rows rounded up to whole blocks."""
-    return -(-rows // BLOCK_ROWS) * BLOCK_ROWS
-
-
 def pad_rows(x: Tensor) -> Tensor:
-    """x [R, …] -> [padded_rows(R), …], zeros below; x itself when R is whole blocks."""
+    """x [R, …] -> [R rounded up to whole blocks, …], zeros below; x itself when R is whole blocks."""
     missing = -x.shape[0] % BLOCK_ROWS
     return F.pad(x, [0, 0] * (x.dim() - 1) + [0, missing]) if missing else x
 
