@@ -45,8 +45,8 @@ class Window(NamedTuple):
 class SpecterEngine:
     """Generates with INT4 drafts and a full-precision target whose experts are streamed through a cache.
 
-    With depth 0 it is plain autoregressive decoding on the same target pass; draft, analyzer and prefetcher are then
-    unused and may be None. Built by `specter_core.assembly.build_engine`.
+    With depth 0 it is plain autoregressive decoding on the same target pass; draft and analyzer are then None. Built by
+    `specter_core.assembly.build_engine`.
     """
 
     def __init__(
