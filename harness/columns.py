@@ -46,6 +46,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("access_hit_rate", "float", False, 0, 1),
     Column("coverage", "float", False, 0, 1),
     Column("coverage_ceiling", "float", False, 0, 1),
+    Column("distinct_experts", "float", False, 0),
     Column("prefetch_precision", "float", False, 0, 1),
     Column("prefetch_recall", "float", False, 0, 1),
     Column("h2d_bytes", "int", False, 0),
@@ -67,4 +68,6 @@ COLUMNS: tuple[Column, ...] = (
     Column("git_commit", "text", True),
 )
 NAMES = tuple(c.name for c in COLUMNS)
+LATER = frozenset({"distinct_experts"})
+"""Columns that older files lack; such a file is read with them empty, and keeps its own columns when it is continued."""
 KEY = ("config_hash", "prompt_id", "repeat")

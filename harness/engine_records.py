@@ -34,6 +34,7 @@ def records(run: GenerationRun, engine: SpecterEngine, *, variant: str) -> list[
             access_hit_rate=_ratio(sum(w.access_hits for w in windows), sum(w.accesses for w in windows)),
             coverage=_ratio(_sum(windows, "hits"), _sum(windows, "distinct")),
             coverage_ceiling=_ceiling(windows),
+            distinct_experts=_ratio(_sum(windows, "distinct"), sum(len(w.distinct) for w in windows)),
             prefetch_precision=_ratio(
                 sum(w.prefetch_planned_used for w in windows), sum(w.prefetch_planned for w in windows)
             ),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness.columns import COLUMNS, NAMES
+from harness.columns import COLUMNS, LATER, NAMES
 from specter_core.errors import UserError
 
 
@@ -33,21 +33,22 @@ class RecordFile:
     def __init__(self, path: Path, notice: Callable[[str], None]) -> None:
         self.path = path
         self.done: set[Key] = set()
+        self._names = NAMES
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists():
             self._cut_torn_line(notice)
         if not path.exists() or path.stat().st_size == 0:
             self._write(",".join(NAMES) + "\n")
-        self._read()
+        self._read(notice)
 
     def append(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Writes complete rows (every column, None or NaN for none), all or nothing. UserError when the disk
-        is full."""
+        """Writes complete rows (every column, None or NaN for none; rows of an older file may lack the later columns),
+        all or nothing. UserError when the disk is full."""
         out = io.StringIO()
         writer = csv.writer(out, lineterminator="\n")
         for row in rows:
-            assert set(row) == set(NAMES), set(row) ^ set(NAMES)
-            writer.writerow([cell(row[name]) for name in NAMES])
+            assert set(row) | LATER == set(NAMES), set(row) ^ set(NAMES)
+            writer.writerow([cell(row.get(name)) for name in self._names])
         self._write(out.getvalue())
         self.done |= {key_of(row) for row in rows if row["status"] == "ok"}
 
@@ -85,10 +86,15 @@ class RecordFile:
                 file.truncate(whole)
                 notice(f"{self.path}: dropped an unfinished last line of {len(data) - whole} bytes")
 
-    def _read(self) -> None:
+    def _read(self, notice: Callable[[str], None]) -> None:
         with self.path.open(newline="") as file:
             reader = csv.DictReader(file)
-            if tuple(reader.fieldnames or ()) != NAMES:
+            found = tuple(reader.fieldnames or ())
+            if found == tuple(name for name in NAMES if name in found or name not in LATER):
+                self._names = found
+                for name in (name for name in NAMES if name not in found):
+                    notice(f"{self.path} is older than column {name}, which stays out of it; --fresh starts a new file")
+            else:
                 odd = sorted(set(reader.fieldnames or ()) ^ set(NAMES)) or ["their order"]
                 raise UserError(f"{self.path} has other columns than this version ({odd[0]}); start anew with --fresh")
             for row in reader:

@@ -54,6 +54,7 @@ def measured_columns(record: RequestRecord, memory: MemorySpec) -> dict[str, Any
         "access_hit_rate": record.access_hit_rate,
         "coverage": record.coverage,
         "coverage_ceiling": record.coverage_ceiling,
+        "distinct_experts": record.distinct_experts,
         "prefetch_precision": record.prefetch_precision,
         "prefetch_recall": record.prefetch_recall,
         "h2d_bytes": record.h2d_bytes,

@@ -20,6 +20,7 @@ MEANS = {
     "tokens_per_window": "tokens_per_window",
     "coverage": "coverage",
     "coverage_ceiling": "coverage_ceiling",
+    "distinct_experts": "distinct_experts",
     "access_hit_rate": "access_hit_rate",
     "prefetch_precision": "prefetch_precision",
     "link_utilisation": "link_utilisation",

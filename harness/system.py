@@ -82,7 +82,8 @@ class RequestRecord:
     it.
 
     ttft_ms from prefill; tpot_ms = (t_last - t_first)/(n - 1); throughput in tokens/s of the whole batch.
-    depth K and slots M (mean per layer) are those really used. Ratios are in [0, 1]; h2d_bytes count decoding
+    depth K and slots M (mean per layer) are those really used. distinct_experts: mean per layer and window (K = 0: per
+    layer and step) of what the target needs for the whole batch. Ratios are in [0, 1]; h2d_bytes count decoding
     and prefill of this request (a batch's bytes are divided evenly); d2h_bytes are experts written back.
     stall_ms: compute waiting, by cause.
     peak_device_bytes: on a CPU the bytes that the system accounts for, on a GPU what it saw itself.
@@ -103,6 +104,7 @@ class RequestRecord:
     access_hit_rate: float = NAN
     coverage: float = NAN
     coverage_ceiling: float = NAN
+    distinct_experts: float = NAN
     prefetch_precision: float = NAN
     prefetch_recall: float = NAN
     h2d_bytes: int | None = None

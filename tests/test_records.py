@@ -13,7 +13,7 @@ import pytest
 from records_fixture import main_run, row
 
 from harness import frame
-from harness.columns import COLUMNS, NAMES
+from harness.columns import COLUMNS, LATER, NAMES
 from harness.records import Key, RecordFile, cell, key_of, read_rows
 from harness.validate import validate
 from specter_core.errors import UserError
@@ -101,6 +101,20 @@ def test_other_columns_are_refused_with_the_remedy(tmp_path):
     path.write_text("system,model\nspecter,x\n")
     with pytest.raises(UserError, match="start anew with --fresh"):
         record_file(path)
+
+
+def test_a_file_from_before_a_column_is_read_and_continued_without_it(tmp_path):
+    path, notices = tmp_path / "r.csv", []
+    older = [name for name in NAMES if name not in LATER]
+    path.write_text(",".join(older) + "\n" + ",".join(cell(row(prompt_id="a")[name]) for name in older) + "\n")
+    records = record_file(path, notices)
+    assert [key.prompt_id for key in records.done] == ["a"]
+    assert len(notices) == len(LATER) and all("--fresh" in line for line in notices)
+    records.append([row(prompt_id="b", distinct_experts=9.5)])
+    records.append([{name: value for name, value in row(prompt_id="c").items() if name in older}])
+    assert path.read_text().splitlines()[0] == ",".join(older)
+    loaded = frame.load(path)
+    assert loaded["prompt_id"].tolist() == ["a", "b", "c"] and loaded["distinct_experts"].isna().all()
 
 
 def test_two_writers_do_not_mix_their_lines(tmp_path):
