@@ -56,10 +56,11 @@ class LoadedModel:
     draft: DraftExperts | None
     fused_draft: DraftExpertsPath | None = None  # `draft` in the CUDA kernels' layout, made at first use
     runtime: DeviceRuntime | None = None  # of device "cuda"; keeps the store page-locked
+    fused_kind: str = "none"  # the method behind `fused_draft` where it was made without `draft`
 
     @property
     def draft_kind(self) -> str:
-        return self.draft.kind if self.draft else "none"
+        return self.draft.kind if self.draft else self.fused_kind
 
     def close(self) -> None:
         """Unmaps the store, and removes it when this process made it."""

@@ -56,7 +56,7 @@ class Decoder:
         """
         config = ModelConfig.from_file(model_dir)
         family = family_named(config.family)
-        chosen = ops if ops is not None else _ops_for(torch.device(device))
+        chosen = ops if ops is not None else ops_for(torch.device(device))
         with Checkpoint(model_dir) as checkpoint:
             dtype = compute_dtype or config.dtype
             source = TensorSource(checkpoint, family, config, dtype, torch.device(device))
@@ -101,7 +101,7 @@ class Decoder:
         return sum({tensor.data_ptr(): tensor.nbytes for tensor in self.tensors()}.values())
 
 
-def _ops_for(device: torch.device) -> DecoderOps:
+def ops_for(device: torch.device) -> DecoderOps:
     """The device's own operations; Triton is imported only where it runs."""
     if device.type != "cuda":
         return TorchOps()

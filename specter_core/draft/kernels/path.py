@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -10,7 +12,7 @@ from specter_core.draft.int4 import Int4Matrix
 from specter_core.draft.kernels.configs import GemvConfig, GroupedConfig, PathConfig, path_config
 from specter_core.draft.kernels.down import down_weighted_sum
 from specter_core.draft.kernels.gate_up import gate_up_swiglu
-from specter_core.draft.kernels.layout import repack_for_gemv
+from specter_core.draft.kernels.layout import GemvMatrix, repack_for_gemv
 from specter_core.errors import UserError
 
 MAX_TOKENS = 64
@@ -36,14 +38,49 @@ class FusedExpertPath:
     ) -> None:
         if not 1 <= max_tokens <= MAX_TOKENS:
             raise UserError(f"{max_tokens} draft rows at once, the kernels take 1 to {MAX_TOKENS}: lower the batch")
+        layers = ((draft.gate_up, draft.down, layer) for layer in range(draft.layers))
+        moved = ((_on(device, gate_up, layer), _on(device, down, layer)) for gate_up, down, layer in layers)
+        self._build(moved, draft.hidden, draft.width, top_k, device, max_tokens, config, pdl)
+
+    @classmethod
+    def from_layers(
+        cls,
+        layers: Iterable[tuple[Int4Matrix, Int4Matrix]],
+        hidden: int,
+        width: int,
+        top_k: int,
+        device: torch.device | str = "cuda",
+        *,
+        max_tokens: int = MAX_TOKENS,
+        config: PathConfig | None = None,
+        pdl: bool = False,
+    ) -> FusedExpertPath:
+        """The path of layers that are made one by one on the device: gate_up [E, 2I, H], down [E, H, I] of each."""
+        path = cls.__new__(cls)
+        path._build(layers, hidden, width, top_k, device, max_tokens, config, pdl)
+        return path
+
+    def _build(
+        self,
+        layers: Iterable[tuple[Int4Matrix, Int4Matrix]],
+        hidden: int,
+        width: int,
+        top_k: int,
+        device: torch.device | str,
+        max_tokens: int,
+        config: PathConfig | None,
+        pdl: bool,
+    ) -> None:
         self.max_tokens = max_tokens
         self.pdl = pdl
-        self.config = config or path_config(draft.hidden, draft.width, top_k)
-        layers = range(draft.layers)
-        self.gate_up = [repack_for_gemv(_on(device, draft.gate_up, layer)) for layer in layers]
-        self.down = [repack_for_gemv(_on(device, draft.down, layer)) for layer in layers]
-        self._act = torch.empty(max_tokens * top_k, draft.width, device=device)  # float32 [T*k, I]
-        self._out = torch.empty(max_tokens, draft.hidden, device=device)  # float32 [T, H]
+        self.config = config or path_config(hidden, width, top_k)
+        self.gate_up: list[GemvMatrix] = []
+        self.down: list[GemvMatrix] = []
+        for gate_up, down in layers:
+            self.gate_up.append(repack_for_gemv(gate_up))
+            self.down.append(repack_for_gemv(down))
+        self._act = torch.empty(max_tokens * top_k, width, device=device)  # float32 [T*k, I]
+        self._out = torch.empty(max_tokens, hidden, device=device)  # float32 [T, H]
 
     @property
     def workspace_bytes(self) -> int:

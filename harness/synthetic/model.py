@@ -1,0 +1,114 @@
+"""A synthetic model in memory, and as a stream of named tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from harness.synthetic.experts import expert
+from harness.synthetic.source import EMBEDDING, HEAD, SyntheticSource
+from harness.synthetic.spec import SyntheticSpec
+from harness.synthetic.store import create_store, draft_from_store, draft_layers, fill_store
+from specter_core.assembly import COMPUTE_DTYPES, LoadedModel
+from specter_core.errors import UserError
+from specter_core.memory.host_store import HostExpertStore, StoreHandle
+from specter_core.model.decoder import Decoder, ops_for
+from specter_core.model.families import family_named
+from specter_core.model.norm import load_norm
+from specter_core.model.tensor_source import TensorSource
+from specter_core.types import ExpertKey
+
+
+def build_decoder(spec: SyntheticSpec, device: torch.device | str) -> Decoder:
+    """The shared instance, made on the device: bfloat16 on CUDA, float32 copies of the same on the CPU, with the
+    device's own operations."""
+    target = torch.device(device)
+    config, ops = spec.model_config, ops_for(target)
+    made = SyntheticSource(spec, target, COMPUTE_DTYPES[target.type])
+    source = cast(TensorSource, made)
+    table = made.get(EMBEDDING)
+    layers = family_named(config.family).build_layers(config, source, ops)
+    norm = load_norm("model.norm", config, source, ops)
+    return Decoder(
+        config, table, layers, norm, made.get(HEAD), made.get_optional("lm_head.bias", config.head_bias), ops
+    )
+
+
+def open_synthetic(
+    spec: SyntheticSpec,
+    device: torch.device | str,
+    store_handle: StoreHandle | None = None,
+    *,
+    need_draft: bool = True,
+    fused: bool = True,
+    noise: float = 0.0,
+) -> LoadedModel:
+    """As `specter_core.assembly.open_model`, without a folder.
+
+    store_handle: attach to a store that `fill_store` filled from the same spec, else make one and own it. fused: on
+    CUDA the draft goes straight into the kernels' layout, layer by layer, without a copy on the host; False also keeps
+    it in canonical layout (the unfused ablation). noise: sigma added to the draft's codes. UserError: unknown or absent
+    device, too little host memory.
+    """
+    target = torch.device(device)
+    if target.type not in COMPUTE_DTYPES:
+        raise UserError(f"device {target} is unknown, known are {', '.join(COMPUTE_DTYPES)}; choose one of these")
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise UserError("device 'cuda' was asked for and 0 CUDA devices are visible; use device 'cpu'")
+    store = HostExpertStore.attach(store_handle) if store_handle else create_store(spec)
+    try:
+        if not store.ready:
+            fill_store(spec, store, target)
+        model = LoadedModel(build_decoder(spec, target), store, None)
+        if need_draft:
+            _add_draft(model, spec, target, fused, noise)
+    except BaseException:
+        store.close()
+        if store.owner:
+            store.unlink()
+        raise
+    return model
+
+
+def tensors(spec: SyntheticSpec, device: torch.device | str) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor by its Hugging Face name, in the model's dtype, one at a time: embedding, layers, norm, head."""
+    config = spec.model_config
+    family, source = family_named(config.family), SyntheticSource(spec, device)
+    names = source.names
+    yield EMBEDDING, source.get(EMBEDDING)
+    for layer in range(config.layers):
+        prefix = f"model.layers.{layer}."
+        for name in names:
+            if name.startswith(prefix):
+                yield name, source.get(name)
+        if layer in config.moe_index:
+            for number in range(config.num_experts):
+                matrices = expert(spec, ExpertKey(config.moe_index[layer], number), device)
+                yield from zip(family.expert_names(layer, number), matrices, strict=True)
+    for name in names:
+        if not name.startswith("model.layers.") and name != EMBEDDING:
+            yield name, source.get(name)
+
+
+def _add_draft(model: LoadedModel, spec: SyntheticSpec, target: torch.device, fused: bool, noise: float) -> None:
+    if target.type != "cuda":
+        model.draft = draft_from_store(spec, model.store, target, noise=noise)
+        return
+    from specter_core.device_runtime import CudaRuntime
+    from specter_core.draft.kernels.path import FusedExpertPath
+
+    config = spec.model_config
+    model.runtime = CudaRuntime()
+    model.runtime.register(model.store.segment)
+    if not fused:
+        model.draft = draft_from_store(spec, model.store, target, noise=noise)
+        return
+    layers = draft_layers(model.store, target, noise=noise)
+    model.fused_draft = FusedExpertPath.from_layers(
+        layers, config.hidden, config.expert_width, config.top_k, target, pdl=model.runtime.pdl
+    )
+    model.fused_kind = "rtn"
+    torch.cuda.empty_cache()
