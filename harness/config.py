@@ -102,14 +102,16 @@ class LinkEntry:
 
 @dataclass(frozen=True, slots=True)
 class Launcher:
-    """conf/launcher/<name>.yaml. parallel: workers at a time; None: one per visible GPU, one on a CPU. The rest
-    from `jobs` on is for slurm: the number of jobs that the cells are dealt to, and what each asks for."""
+    """conf/launcher/<name>.yaml. parallel: workers at a time; None: one per visible GPU, one on a CPU. workers: a fresh
+    process for every `cell`, or one for all cells of a model and `system`, which loads its weights once. The rest from
+    `jobs` on is for slurm: the number of jobs that the cells are dealt to, and what each asks for."""
 
     name: str = "local"
     parallel: int | None = None
     load_timeout_s: float = 1800.0
     generate_timeout_s: float = 900.0
     restarts: int = 1
+    workers: str = "cell"
     jobs: int = 4
     cluster: str = "slurm"
     partition: str | None = None

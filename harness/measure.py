@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness import gpu_guard
 from harness.catalogue import ROOT
 from harness.cells import batches
 from harness.config import RunConfig
+from harness.device_meter import DeviceMeter
 from harness.early_stop import LEAST_REPEATS, settled
 from harness.grid import PlannedGroup
 from harness.prompts import BenchPrompt
 from harness.records import Key, RecordFile, key_of, read_rows
 from harness.reference_tokens import ReferenceTokens, reference_key
 from harness.rows import known_columns, measured_columns
+from harness.seat import Seat
 from harness.system import ModelSpec, RequestRecord
 from harness.worker_process import WorkerFailure, WorkerProcess
 from specter_core.types import Request
+
+GRACE_S = 20.0
+"""How long a request may go on after the run's time is up."""
 
 
 @dataclass(slots=True)
@@ -26,7 +34,7 @@ class Measurement:
     """What every group of a run shares. advance(n) is called as n requests get their rows.
 
     Groups may be measured by several threads at a time. After `stop` nothing is recorded any more, and every worker
-    is ended.
+    is ended. `close` when no more groups come. loads: what each load of a system took, for the run's side file.
     """
 
     config: RunConfig
@@ -36,13 +44,28 @@ class Measurement:
     git_commit: str
     notice: Callable[[str], None]
     advance: Callable[[int], None]
+    until: float = math.inf
+    loads: list[dict[str, Any]] = field(default_factory=list)
     _workers: set[WorkerProcess] = field(default_factory=set)
+    _kept: dict[str | None, Seat] = field(default_factory=dict)
     _stopped: bool = False
 
     def stop(self) -> None:
         self._stopped = True
         for worker in list(self._workers):
             worker.kill()
+
+    def close(self) -> None:
+        """Ends the workers that are kept for the next cell."""
+        for seat in self._kept.values():
+            seat.close()
+        self._workers -= {seat.worker for seat in self._kept.values()}
+        self._kept.clear()
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether `until` (time.monotonic) has come; what is unfinished then is left to the next run."""
+        return time.monotonic() >= self.until
 
     def unfinished(self, planned: PlannedGroup) -> list[list[BenchPrompt]]:
         """The batches of a group that have a prompt without an ok row."""
@@ -62,21 +85,25 @@ class Measurement:
             self.notice(f"{planned.group.name}: stopped early, its mean TPOT is known to 5 %")
             self.advance(len({p.prompt_id for batch in pending for p in batch}))
             return
-        while pending and not self._stopped:
-            worker, loaded = self._worker(planned, gpu), False
+        while pending and not self._stopped and not self.out_of_time:
+            seat, loaded = self._seat(planned, gpu), False
+            worker = seat.worker
             try:
-                self._load(worker, planned, model, warmup)
+                self._load(seat, planned, model, warmup)
                 loaded = True
-                while pending:
+                while pending and not self.out_of_time:
                     try:
                         measured = self._generate(worker, planned, pending[0])
                     except WorkerFailure as failure:
+                        if failure.status == "timeout" and self.out_of_time:
+                            raise
                         self._fail(planned, pending.pop(0), failure.status, failure.reason)
                         if not failure.alive:
                             raise
                     else:
-                        self._record(planned, pending.pop(0), measured)
+                        self._record(planned, pending.pop(0), seat.metered(measured))
             except WorkerFailure as failure:
+                self._release(seat, gpu)
                 self.notice(f"{planned.group.name}: {failure}")
                 restarts -= 1
                 if restarts < 0 or (not loaded and failure.status in ("refused", "oom")):
@@ -84,9 +111,25 @@ class Measurement:
                     for batch in pending:
                         self._fail(planned, batch, failure.status, why + failure.reason)
                     return
-            finally:
-                self._workers.discard(worker)
-                worker.close()
+            except BaseException:
+                self._release(seat, gpu)
+                raise
+        if not self._keeps:
+            self.close_seat(gpu)
+
+    @property
+    def _keeps(self) -> bool:
+        return self.config.launcher.workers == "system"
+
+    def close_seat(self, gpu: str | None) -> None:
+        """Ends the worker that a card is kept for."""
+        if (seat := self._kept.pop(gpu, None)) is not None:
+            self._workers.discard(seat.worker)
+            seat.close()
+
+    def _release(self, seat: Seat, gpu: str | None) -> None:
+        if self._kept.get(gpu) is seat:
+            self.close_seat(gpu)
 
     def _settled(self, planned: PlannedGroup) -> bool:
         repeat = planned.group.setting.repeat
@@ -101,25 +144,48 @@ class Measurement:
         repeat = planned.group.setting.repeat
         return {Key(planned.hashes[p.dataset], p.prompt_id, repeat) for p in batch}
 
-    def _worker(self, planned: PlannedGroup, gpu: str | None) -> WorkerProcess:
+    def _seat(self, planned: PlannedGroup, gpu: str | None) -> Seat:
+        """The kept worker where it is one of this model and system (launcher.workers=system), else a fresh one; nobody
+        else may be on the card when that starts."""
         system = planned.group.system
+        wanted = (planned.model.name, system.name, system.python)
+        kept = self._kept.get(gpu)
+        if kept is not None and kept.serves == wanted and not kept.worker.ended:
+            return kept
+        self.close_seat(gpu)
+        meter = None
+        if planned.memory.device == "cuda":
+            gpu_guard.check_free(gpu)
+            meter = DeviceMeter(gpu).open()
         place = "" if gpu is None else f"-gpu{gpu}"
         log = self.logs / f"{planned.model.name}-{planned.memory.label}-{system.name}{place}.log".replace(" ", "_")
         python = str(ROOT / system.python) if system.python else None
-        worker = WorkerProcess(log, threads=self.config.threads, python=python, gpu=gpu)
-        self._workers.add(worker)
+        seat = self._kept[gpu] = Seat(
+            WorkerProcess(log, threads=self.config.threads, python=python, gpu=gpu), wanted, meter
+        )
+        if meter is not None and meter.status:
+            self.notice(meter.status)
+        self._workers.add(seat.worker)
         if self._stopped:
-            worker.kill()
-        return worker
+            seat.worker.kill()
+        return seat
 
-    def _load(self, worker: WorkerProcess, planned: PlannedGroup, model: ModelSpec, warmup: BenchPrompt) -> None:
+    def _load(self, seat: Seat, planned: PlannedGroup, model: ModelSpec, warmup: BenchPrompt) -> None:
         system, launcher = planned.group.system, self.config.launcher
         options = {**system.options, "depth": planned.group.depth}
-        worker.load(system.module, options, model, planned.memory, launcher.load_timeout_s)
+        seat.begin()
+        start = time.monotonic()
+        seat.worker.load(system.module, options, model, planned.memory, launcher.load_timeout_s)
+        loaded, peak = time.monotonic(), seat.begin()
         try:
-            self._generate(worker, planned, [warmup] * planned.memory.batch)
+            self._generate(seat.worker, planned, [warmup] * planned.memory.batch)
         except WorkerFailure as failure:
             raise WorkerFailure(failure.status, f"warm-up: {failure.reason}") from failure
+        seat.note()
+        self.loads.append({
+            "group": planned.group.name, "link": planned.memory.link, "load_s": round(loaded - start, 2),
+            "warmup_s": round(time.monotonic() - loaded, 2), "load_peak_bytes": peak, "peak_bytes": seat.peak_bytes,
+        })  # fmt: skip
 
     def _generate(
         self, worker: WorkerProcess, planned: PlannedGroup, prompts: Sequence[BenchPrompt]
@@ -135,7 +201,8 @@ class Measurement:
             )
             for row, prompt in enumerate(prompts)
         ]
-        return worker.generate(requests, self.config.launcher.generate_timeout_s)
+        timeout_s = min(self.config.launcher.generate_timeout_s, max(1.0, self.until - time.monotonic()) + GRACE_S)
+        return worker.generate(requests, timeout_s)
 
     def _record(self, planned: PlannedGroup, batch: Sequence[BenchPrompt], measured: Sequence[RequestRecord]) -> None:
         rows: dict[str, dict[str, Any]] = {}
@@ -146,6 +213,10 @@ class Measurement:
                 row["exact_match"] = self.reference.matches(key, record.tokens)
             rows.setdefault(prompt.prompt_id, row)
         self._append(list(rows.values()))
+
+    def write_off(self, planned: PlannedGroup, batch: Sequence[BenchPrompt], reason: str) -> None:
+        """Status rows for a batch that is not going to be measured."""
+        self._fail(planned, batch, "not_run", reason)
 
     def _fail(self, planned: PlannedGroup, batch: Sequence[BenchPrompt], status: str, reason: str) -> None:
         rows = {p.prompt_id: self._known(planned, p) | {"status": status, "reason": reason} for p in batch}

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from harness.prompts import BenchPrompt
 
@@ -21,8 +21,13 @@ class ReferenceKey(NamedTuple):
     new_tokens: int
 
 
+PREFIXES = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96)
+"""Numbers of new tokens for which a longer reference run answers too."""
+
+
 class ReferenceTokens:
-    """The file as a map; a line that a crash left unfinished is ignored and written again."""
+    """The file as a map; a line that a crash left unfinished is ignored and written again. Greedy text does not depend
+    on how much of it is wanted: a run of 128 tokens is also the reference of its first 16."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -33,6 +38,8 @@ class ReferenceTokens:
                     row = json.loads(line)
                     key = ReferenceKey(row["model"], row["prompt_sha256"], row["new_tokens"])
                     self._digests[key] = row.get("tokens_sha256") or token_digest(row["tokens"])
+                    for n, digest in row.get("prefixes_sha256", {}).items():
+                        self._digests.setdefault(key._replace(new_tokens=int(n)), digest)
                 except (ValueError, KeyError):
                     continue
 
@@ -42,12 +49,13 @@ class ReferenceTokens:
     def put(self, key: ReferenceKey, prompt: BenchPrompt, tokens: Sequence[int]) -> None:
         digest = token_digest(tokens)
         shown = {"tokens_sha256": digest} if prompt.private else {"tokens": list(tokens)}
-        row = {
+        row: dict[str, Any] = {
             "model": key.weights_hash,
             "prompt": prompt.prompt_id,
             "prompt_sha256": key.prompt_sha256,
             "new_tokens": key.new_tokens,
             **shown,
+            "prefixes_sha256": {str(n): token_digest(tokens[:n]) for n in PREFIXES if n < len(tokens)},
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a+") as file:
@@ -57,6 +65,8 @@ class ReferenceTokens:
             torn = bool(text) and not text.endswith("\n")
             file.write("\n" * torn + json.dumps(row) + "\n")
         self._digests[key] = digest
+        for n, part in row["prefixes_sha256"].items():
+            self._digests.setdefault(key._replace(new_tokens=int(n)), part)
 
     def matches(self, key: ReferenceKey, tokens: Sequence[int]) -> bool | None:
         """Whether tokens equal the reference run's; None where there is no reference run."""

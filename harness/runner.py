@@ -6,8 +6,8 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,9 @@ from harness.prompts import PromptSource
 from harness.records import RecordFile
 from harness.reference_run import fill_reference, missing_reference
 from harness.reference_tokens import ReferenceTokens
-from harness.shared_store import shared_store
+from harness.shared_store import Store, shared_store
 from harness.summary import summarise
 from harness.system import ModelSpec
-
-Store = Callable[[ModelSpec, int | None], AbstractContextManager[ModelSpec]]
 
 
 def output_folder(config: RunConfig) -> Path:
@@ -116,7 +114,10 @@ def _run_model(
             progress.begin(planned.group.name)
             measurement.run(planned, spec, warmups[planned.group.setting.prefix_tokens], gpu)
 
-        launch.run_all(groups, places, measure, measurement.stop)
+        try:
+            launch.run_all(groups, places, measure, measurement.stop)
+        finally:
+            measurement.close()
 
 
 def finish(config: RunConfig, plan: RunPlan, out: Path, *, new: int) -> dict[str, Any]:
@@ -148,9 +149,9 @@ def draw(figures: Iterable[str], rows: pd.DataFrame, out: Path) -> list[str]:
     names = list(figures)
     if not names or not (rows["status"] == "ok").any():
         return []
-    io, results = (importlib.import_module(f"figures.{name}") for name in ("io", "results"))
+    looks, results = (importlib.import_module(f"figures.{name}") for name in ("looks", "results"))
     redraw = importlib.import_module("figures.redraw")
-    found = results.Results(out, records={".": io.with_systems(rows, out / "systems.csv")})
+    found = results.Results(out, records={".": looks.with_systems(rows, out / "systems.csv")})
     return [shown(path) for outcome in redraw.redraw(found, out / "figures", names) for path in outcome.paths]
 
 

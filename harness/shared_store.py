@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from harness.environment import detect_device
 from harness.system import ModelSpec
+from harness.weights_in_memory import is_in_memory, store_in_memory
 
 LOADING_THREADS = 4
+Store = Callable[[ModelSpec, int | None], AbstractContextManager[ModelSpec]]
 
 
 @contextmanager
 def shared_store(model: ModelSpec, threads: int | None) -> Iterator[ModelSpec]:
     """The spec with the handle of a filled store; the segment is gone afterwards. UserError: no room, bad
     shard."""
+    if is_in_memory(model):
+        with store_in_memory(model, detect_device("auto")) as filled:
+            yield filled
+        return
     from specter_core.assembly import fill_host_store
     from specter_core.model.config import ModelConfig
 

@@ -13,7 +13,9 @@ from harness import assets
 from harness.catalogue import ROOT
 from harness.config import ModelEntry
 from harness.footprint import draft_bytes
+from harness.gpu_info import gpus
 from harness.system import ModelShape, ModelSpec
+from harness.weights_in_memory import in_memory_spec
 from specter_core.errors import UserError
 
 WHOLE_HASH_BYTES = 2_000_000_000
@@ -21,8 +23,8 @@ SAMPLE_BYTES = 1 << 20
 
 
 def absent(entry: ModelEntry, kind: str | None = None) -> str | None:
-    """None when the checkpoint is here; otherwise one line: what is missing, what fetches it, how large it
-    is."""
+    """None when the checkpoint is here (or can be generated in memory: weights=synthetic on a GPU); otherwise one line:
+    what is missing, what fetches it, how large it is."""
     kind = kind or entry.default_weights
     if kind not in entry.weights:
         return f"model={entry.name} has no weights={kind}; known: {', '.join(sorted(entry.weights))}"
@@ -38,6 +40,8 @@ def absent(entry: ModelEntry, kind: str | None = None) -> str | None:
         draft = draft_bytes(entry.shape)
         return f"{line}, then make its INT4 draft ({draft / 1e9:.1f} GB) with: {draft_command(entry)}"
     if kind == "synthetic":
+        if entry.shape is not None and gpus():
+            return None
         return f"{where}; make it with: python scripts/make_synthetic_checkpoint.py model={entry.name}"
     return f"{where}; it ships with the repository: git checkout -- {_shown(path)}"
 
@@ -57,6 +61,8 @@ def model_spec(entry: ModelEntry, kind: str | None = None) -> ModelSpec:
         raise UserError(line)
     kind = kind or entry.default_weights
     path, draft = _folder(entry, kind, "path"), _folder(entry, kind, "draft")
+    if kind == "synthetic" and not (path / "config.json").exists():
+        return in_memory_spec(entry)
     has_draft = "draft" in entry.weights[kind] and any(draft.glob("*.safetensors"))
     shape = entry.shape or read_shape(path)
     return ModelSpec(

@@ -17,7 +17,7 @@ from specter_core.errors import UserError
 def serve(pipe: Connection) -> None:
     """Answers ("load", module, options, model, memory) with ("ready",), ("generate", requests) with
     ("records", list) and either with ("error", status, reason) when it raises. Returns on ("close",) or when
-    the harness is gone."""
+    the harness is gone. A second load takes over the weights of the system before (`take_over`)."""
     system: Any = None
     while True:
         try:
@@ -27,7 +27,9 @@ def serve(pipe: Connection) -> None:
         try:
             match message:
                 case ("load", module, options, model, memory):
-                    system = importlib.import_module(module).create(options)
+                    former, system = system, importlib.import_module(module).create(options)
+                    if former is not None:
+                        system.take_over(former)
                     system.load(model, memory)
                     answer: tuple[Any, ...] = ("ready",)
                 case ("generate", requests):

@@ -65,6 +65,10 @@ class WorkerProcess:
     def pid(self) -> int:
         return self._process.pid
 
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
     def load(
         self, module: str, options: Mapping[str, Any], model: ModelSpec, memory: MemorySpec, timeout_s: float
     ) -> None:

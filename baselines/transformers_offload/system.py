@@ -3,18 +3,22 @@ adapted."""
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from baselines.transformers_offload.layer_offload import OffloadCounters, PacedLayers
+from baselines.transformers_offload.offloaded_bytes import OffloadedBytes
 from baselines.transformers_offload.placement import place
 from harness.system import NAN, MemorySpec, ModelSpec, RequestRecord
+from harness.weights_in_memory import is_in_memory
 from specter_core.errors import UserError
 from specter_core.types import Request
 
@@ -46,7 +50,7 @@ class TransformersSystem:
 
     def load(self, model: ModelSpec, memory: MemorySpec) -> None:
         """Loads the checkpoint; float32 on a CPU (from BF16-stored weights), as stored on a GPU."""
-        if not (Path(model.path) / "config.json").exists():
+        if not is_in_memory(model) and not (Path(model.path) / "config.json").exists():
             raise UserError(f"no checkpoint in {model.path}: config.json is missing; fetch it again")
         self.spec, self.memory = model, memory
         if memory.device == "cpu":
@@ -77,18 +81,43 @@ class TransformersSystem:
                     f"({(CONTEXT_BYTES + self._kv_bytes()) / 1e9:.1f} GB); raise it"
                 )
             placed = {"device_map": "auto", "max_memory": {0: room, "cpu": 1 << 40}}
-        torch.cuda.reset_peak_memory_stats()
-        self.model = self._from_pretrained(dtype="auto", **placed)
+        if is_in_memory(self.spec):
+            self.model = self._from_state_dict(**placed)
+        else:
+            self.model = self._from_pretrained(dtype="auto", **placed)
         self.layers = PacedLayers([], torch.bfloat16, None)
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self.counted = OffloadedBytes(self.model)
+        print(f"device map: {self.counted.offloaded_modules} modules offloaded, {self.counted.pass_bytes} bytes a pass")
 
     def _from_pretrained(self, **how: Any) -> Any:
-        experts = self.experts_implementation
         return AutoModelForCausalLM.from_pretrained(
-            self.spec.path,
-            experts_implementation=FASTEST_EXPERTS[self.memory.device] if experts == "auto" else experts,
-            local_files_only=True,
+            self.spec.path, experts_implementation=self._experts, local_files_only=True, **how
+        )
+
+    def _from_state_dict(self, **how: Any) -> Any:
+        """The same loading from generated tensors instead of files. They lie on the device until it is done; what
+        counts is what stays there."""
+        from harness.synthetic import spec_for, tensors
+
+        spec = spec_for(self.spec.name)
+        config = AutoConfig.for_model(**spec.config)
+        model_class = getattr(transformers, spec.config["architectures"][0].replace("PhiMoE", "Phimoe"))
+        return model_class.from_pretrained(
+            None,
+            config=config,
+            state_dict=dict(tensors(spec, "cuda")),
+            dtype=torch.bfloat16,
+            experts_implementation=self._experts,
             **how,
         )
+
+    @property
+    def _experts(self) -> str:
+        chosen = self.experts_implementation
+        return FASTEST_EXPERTS[self.memory.device] if chosen == "auto" else chosen
 
     def _kv_bytes(self) -> int:
         per_token = self.spec.shape.kv_bytes_per_token if self.spec.shape else 0
@@ -165,7 +194,7 @@ class TransformersSystem:
             throughput=total / wall_s,
             variant=self.variant,
             dtype=self.spec.dtype,
-            h2d_bytes=counters.bytes // batch if on_cpu else None,
+            h2d_bytes=(counters.bytes if on_cpu else self.counted.pass_bytes * len(clock.times_ns)) // batch,
             h2d_bytes_used=counters.bytes_used // batch if on_cpu else None,
             link_utilisation=counters.bytes / (rate * wall_s) if rate and on_cpu else NAN,
             stall_ms={"layer": counters.stall_ns / 1e6} if on_cpu else {},

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from harness.engine_records import records
 from harness.system import MemorySpec, ModelSpec, RequestRecord
+from harness.systems import device_memory
+from harness.weights_in_memory import is_in_memory, open_in_memory
 from specter_core.assembly import LoadedModel, build_engine, open_model
 from specter_core.engine import SpecterEngine
 from specter_core.errors import UserError
@@ -28,18 +30,29 @@ class EngineSystem:
         self._resident = resident
         self._model: LoadedModel | None = None
         self._engine: SpecterEngine | None = None
+        self._opened: Opened | None = None
 
     def load(self, model: ModelSpec, memory: MemorySpec) -> None:
         """UserError: no draft for depth > 0, a budget below one slot per layer, an unknown device."""
         options = replace(self._options, context_tokens=memory.max_sequence, max_batch=memory.batch)
-        self._model = open_model(
-            Path(model.path),
-            None if model.draft_path is None else Path(model.draft_path),
-            device=memory.device,
-            store=model.store,
-            need_draft=options.depth > 0,
-        )
+        wanted = Opened(model, memory.device, options.depth > 0)
+        if self._model is None or self._opened != wanted:
+            self._drop_model()
+            self._model, self._opened = open_weights(wanted), wanted
+        if memory.device == "cuda":
+            device_memory.tidy()
+            device_memory.cap_allocator(memory.budget_bytes)
         self._engine = self.build(self._model, options, memory)
+
+    def take_over(self, former: object) -> None:
+        """Goes on with the weights that another system of this process has loaded; its engine ends."""
+        if isinstance(former, EngineSystem):
+            if former._engine is not None:
+                former._engine.close()
+            self._model, self._opened = former._model, former._opened
+            former._engine = former._model = None
+            if self._opened is not None and self._opened.device == "cuda":
+                device_memory.tidy()
 
     def build(self, model: LoadedModel, options: EngineOptions, memory: MemorySpec) -> SpecterEngine:
         """Slots as the setting says: M where it is given in slots, else what the budget leaves. A draft with KV or
@@ -65,8 +78,34 @@ class EngineSystem:
     def close(self) -> None:
         if self._engine is not None:
             self._engine.close()
+        self._drop_model()
+
+    def _drop_model(self) -> None:
         if self._model is not None:
             self._model.close()
+        self._model = self._opened = None
+
+
+class Opened(NamedTuple):
+    """What a loaded model was opened as."""
+
+    model: ModelSpec
+    device: str
+    with_draft: bool
+
+
+def open_weights(wanted: Opened) -> LoadedModel:
+    """From the checkpoint's folder, or generated where the weights lie in no folder."""
+    model = wanted.model
+    if is_in_memory(model):
+        return open_in_memory(model, wanted.device, need_draft=wanted.with_draft)
+    return open_model(
+        Path(model.path),
+        None if model.draft_path is None else Path(model.draft_path),
+        device=wanted.device,
+        store=model.store,
+        need_draft=wanted.with_draft,
+    )
 
 
 def engine_options(options: Mapping[str, Any], *, own: Sequence[str]) -> EngineOptions:

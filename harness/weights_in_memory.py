@@ -1,0 +1,80 @@
+"""weights=synthetic without a checkpoint folder: generated in memory from a seed (harness/synthetic)."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from harness.catalogue import ROOT
+from harness.config import ModelEntry
+from harness.system import ModelSpec
+from specter_core.errors import UserError
+
+if TYPE_CHECKING:
+    from specter_core.assembly import LoadedModel
+
+FILL_TIMEOUT_S = 600
+
+
+def is_in_memory(model: ModelSpec) -> bool:
+    """Whether its weights lie in no folder."""
+    return model.weights == "synthetic" and not model.path
+
+
+def in_memory_spec(entry: ModelEntry) -> ModelSpec:
+    """The spec of a model that is generated where it is needed. UserError: no generator for it, no shape."""
+    from harness.synthetic import spec_for
+
+    if entry.shape is None:
+        raise UserError(f"conf/model/{entry.name} has no shape, so weights=synthetic need a folder; add the shape")
+    digest = spec_for(entry.name).hash
+    return ModelSpec(entry.name, entry.family, "", None, "synthetic", entry.shape.dtype, digest, entry.shape)
+
+
+def open_in_memory(model: ModelSpec, device: str, *, need_draft: bool, fused: bool = True) -> LoadedModel:
+    """The decoder and, where needed, the RTN draft of the experts in the store, made on the device."""
+    from harness.synthetic import open_synthetic, spec_for
+
+    assert model.store is not None, "the harness fills the store before a worker starts"
+    return open_synthetic(spec_for(model.name), device, model.store, need_draft=need_draft, fused=fused)
+
+
+@contextmanager
+def store_in_memory(model: ModelSpec, device: str) -> Iterator[ModelSpec]:
+    """The spec with the handle of a store that a process of its own has filled; the segment is gone afterwards."""
+    from harness.synthetic import create_store, spec_for
+
+    store = create_store(spec_for(model.name))
+    try:
+        fill = [sys.executable, "-m", "harness.weights_in_memory", model.name, device]
+        done = subprocess.run(
+            fill, cwd=ROOT, input=pickle.dumps(store.handle), capture_output=True, timeout=FILL_TIMEOUT_S
+        )
+        if done.returncode:
+            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            raise UserError(f"{model.name}: the host store could not be filled: {lines[-1] if lines else 'no reason'}")
+        yield replace(model, store=store.handle)
+    finally:
+        store.close()
+        store.unlink()
+
+
+def fill(name: str, device: str) -> None:
+    """The filling process's part: the handle comes in on stdin."""
+    from harness.synthetic import fill_store, spec_for
+    from specter_core.memory.host_store import HostExpertStore
+
+    handle = pickle.load(sys.stdin.buffer)
+    store = HostExpertStore(handle, os.open(handle.path, os.O_RDWR), owner=False)
+    store.owner = True  # it may be marked ready here; the harness removes it
+    fill_store(spec_for(name), store, device)
+
+
+if __name__ == "__main__":
+    fill(*sys.argv[1:3])
