@@ -1,7 +1,8 @@
 """Compares Specter token by token with the plain target: python scripts/check_exactness.py --model reference/…
 
 The reference of each prompt is the same engine with K = 0, B = 1 and every expert resident; on small models also
-transformers in float32. Every combination of depth, slots per layer and batch is run. The last stdout line is JSON;
+transformers in float32. Every combination of depth, slots per layer and batch is run, first those that hold every
+depth and every number of slots once; --limit-s starts no further engine after that time. The last stdout line is JSON;
 exit code 1 on any mismatch.
 """
 
@@ -11,7 +12,8 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,6 +35,8 @@ PROMPTS = (
     "Question: Which of the following particles has a negative charge?\n(A)",
     "To install the program, open a terminal and",
     "import os\n\nclass Reader:\n    def __init__(self, path):",
+    "The river Danube rises in the Black Forest and flows through",
+    "Once upon a time, in a small house near the sea, there lived",
 )
 
 
@@ -60,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--variant", choices=("default", "paper"), default="default")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--limit-s", type=float, default=1e9, help="start no further engine after this many seconds")
     return parser
 
 
@@ -71,28 +76,46 @@ def _check(args: argparse.Namespace) -> int:
     ]
     context = max(len(r.prompt) for r in requests) + args.tokens
     options = EngineOptions(context_tokens=context, max_batch=max(args.batches), prefill_chunk_tokens=64)
-    totals = {"tokens": 0, "mismatches": 0, "tested": 0, "rejected": 0, "runs": 0}
+    totals = {"tokens": 0, "mismatches": 0, "tested": 0, "rejected": 0, "runs": 0, "skipped": 0}
+    begin = time.perf_counter()
     with open_model(args.model, args.draft, device=args.device, rtn_if_missing=True, noise=args.noise) as model:
         reference = _reference(model, options, requests)
-        for depth, slots, batch in itertools.product(args.depths, args.slots, args.batches):
+        for depth, slots in diagonals(args.depths, args.slots):
+            if time.perf_counter() - begin > args.limit_s:
+                totals["skipped"] += len(args.batches)
+                continue
             chosen = replace(options, depth=depth)
             chosen = chosen.paper() if args.variant == "paper" else chosen
             with build_engine(model, chosen, slots_per_layer=slots) as engine:
-                for group in _groups(requests, batch):
-                    for result in engine.generate(group).results:
-                        expected = reference[result.request_id]
-                        totals["tokens"] += len(expected)
-                        totals["mismatches"] += _differences(result.tokens, expected)
-                        totals["tested"] += result.tested
-                        totals["rejected"] += result.tested - result.accepted
-                    totals["runs"] += 1
-            print(
-                f"K {depth:3d}  M {slots:3d}  B {batch:2d}  mismatches so far {totals['mismatches']}", file=sys.stderr
-            )
+                for batch in args.batches:
+                    for group in _groups(requests, batch):
+                        for result in engine.generate(group).results:
+                            expected = reference[result.request_id]
+                            totals["tokens"] += len(expected)
+                            totals["mismatches"] += differences(result.tokens, expected)
+                            totals["tested"] += result.tested
+                            totals["rejected"] += result.tested - result.accepted
+                        totals["runs"] += 1
+                    _progress(f"K {depth:3d}  M {slots:3d}  B {batch:2d}", totals, begin)
         against = _transformers(args, model, requests, reference)
     report = {"model": args.model.name, "device": args.device, "draft": model.draft_kind, **totals, **against}
-    print(json.dumps(report))
+    print(json.dumps(report | {"seconds": round(time.perf_counter() - begin, 1)}))
     return 1 if totals["mismatches"] or against["transformers_mismatches"] else 0
+
+
+def diagonals(depths: Sequence[int], slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Every pair; the first max(len, len) of them hold every value of both."""
+    count = max(len(depths), len(slots))
+    for shift in range(count):
+        for i in range(count):
+            a, b = i, (i + shift) % count
+            if a < len(depths) and b < len(slots):
+                yield depths[a], slots[b]
+
+
+def _progress(which: str, totals: Mapping[str, int], begin: float) -> None:
+    spent = time.perf_counter() - begin
+    print(f"{which}  {totals['tokens']} tokens, {totals['mismatches']} mismatches, {spent:.0f} s", file=sys.stderr)
 
 
 def _groups(requests: Sequence[Request], batch: int) -> Iterator[list[Request]]:
@@ -100,7 +123,7 @@ def _groups(requests: Sequence[Request], batch: int) -> Iterator[list[Request]]:
         yield list(requests[start : start + batch])
 
 
-def _differences(found: Sequence[int], expected: Sequence[int]) -> int:
+def differences(found: Sequence[int], expected: Sequence[int]) -> int:
     return sum(a != b for a, b in zip(found, expected, strict=False)) + abs(len(found) - len(expected))
 
 
@@ -127,7 +150,7 @@ def _transformers(
         prompt = torch.tensor([request.prompt])
         tokens_out = peer.generate(prompt, max_new_tokens=request.max_new_tokens, do_sample=False)
         output = tokens_out[0, prompt.shape[1] :].tolist()
-        mismatches += _differences(output, reference[request.request_id])
+        mismatches += differences(output, reference[request.request_id])
         tokens += len(output)
     return {"transformers_tokens": tokens, "transformers_mismatches": mismatches}
 

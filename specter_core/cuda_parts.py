@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from specter_core.device_runtime import CudaRuntime, DeviceRuntime
 from specter_core.draft.draft_graph import GraphDraftPass
-from specter_core.draft.draft_pass import DraftPass
 from specter_core.draft.experts import DraftExpertPath
 from specter_core.draft.kernels.path import FusedExpertPath
 from specter_core.errors import UserError
@@ -60,18 +59,17 @@ class CudaParts:
             graphs=self._options.graphs, trace=self._trace,
         )  # fmt: skip
 
-    def draft(self, analyzer: PatternAnalyzer) -> DraftPass | GraphDraftPass:
+    def draft(self, analyzer: PatternAnalyzer) -> GraphDraftPass:
         model, options = self._model, self._options
-        if not options.fused_kernel:
+        experts: DraftExpertsPath
+        if options.fused_kernel:
+            experts = self._fused_experts()
+        else:  # one launch per expert that was routed to: only the host knows which, so no graph
             assert model.draft is not None
-            unfused = DraftExpertPath(model.draft.to(model.decoder.device), fused=False)
-            return DraftPass(model.decoder, unfused, analyzer, shared_kv=options.shared_kv)
-        experts = self._fused_experts()
-        if not options.graphs:
-            return DraftPass(model.decoder, experts, analyzer, shared_kv=options.shared_kv)
+            experts = DraftExpertPath(model.draft.to(model.decoder.device), fused=False)
         return GraphDraftPass(
             model.decoder, self._weights, experts, analyzer, self._runtime, depth=options.depth,
-            shared_kv=options.shared_kv,
+            shared_kv=options.shared_kv, graphs=options.graphs and options.fused_kernel,
         )  # fmt: skip
 
     def _fused_experts(self) -> DraftExpertsPath:

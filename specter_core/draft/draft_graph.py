@@ -49,9 +49,8 @@ class _Step:
             run()
         runtime.synchronize()
         owner.analyzer.clear()
-        self.greedy = runtime.capture(self._greedy)
-        self.logits = runtime.capture(self._logits)
-        self.advance = runtime.capture(self._advance)
+        parts = (self._greedy, self._logits, self._advance)
+        self.greedy, self.logits, self.advance = map(runtime.capture, parts) if owner.graphs else parts
 
     def begin(self, host: Tensor) -> None:
         step = self.step
@@ -88,8 +87,8 @@ class GraphDraftPass:
     """`DraftPass` with a step as one graph per (batch, KV bucket, sampling mode); see there for the methods.
 
     Shared KV, ELB, token and length live on the device; no step waits for the host. weights: the shared instance in
-    the fused pass's form. depth: K, the most draft tokens of a window. Rows that sample add the sampler's own
-    device operations behind a step's logits.
+    the fused pass's form. depth: K, the most draft tokens of a window. graphs: replay steps, else launch their kernels
+    one after another. Rows that sample add the sampler's own device operations behind a step's logits.
     """
 
     def __init__(
@@ -102,10 +101,11 @@ class GraphDraftPass:
         *,
         depth: int,
         shared_kv: bool = True,
+        graphs: bool = True,
     ) -> None:
         self.decoder, self.weights, self.experts = decoder, weights, experts
         self.analyzer, self.runtime = analyzer, runtime
-        self.shared_kv = shared_kv
+        self.shared_kv, self.graphs = shared_kv, graphs
         self._depth = depth
         self._plain = DraftPass(decoder, experts, analyzer, shared_kv=shared_kv)
         self._steps: dict[int, _Step] = {}
@@ -125,7 +125,8 @@ class GraphDraftPass:
             self._host = self.runtime.mapped(3, kv.batch, dtype=torch.int64)
 
     def begin(self, depths: Sequence[int]) -> None:
-        self._plain.begin(depths)
+        if not self.shared_kv:
+            self._plain.begin(depths)  # its own entries must reach the boundary
         self.depths = depths
         self.boundaries = self.state.boundaries
         self._host.copy_(torch.tensor([self.state.pending, self.boundaries, list(depths)]))
@@ -158,7 +159,8 @@ class GraphDraftPass:
         return tokens, torch.stack(self._probs, dim=1) if self._probs else None
 
     def end(self) -> None:
-        self._plain.end()
+        if not self.shared_kv:
+            self._plain.end()
 
     def prefill(self, prompt: Sequence[int], row: int, chunk_tokens: int) -> None:
         self._plain.prefill(prompt, row, min(chunk_tokens, PREFILL_ROWS))
