@@ -16,7 +16,7 @@ class Column(NamedTuple):
     most: float | None = None
 
 
-STATUSES = ("ok", "refused", "oom", "timeout", "crashed", "failed")
+STATUSES = ("ok", "refused", "oom", "timeout", "crashed", "failed", "not_run")
 
 COLUMNS: tuple[Column, ...] = (
     Column("system", "text", True),
@@ -69,5 +69,5 @@ COLUMNS: tuple[Column, ...] = (
 )
 NAMES = tuple(c.name for c in COLUMNS)
 LATER = frozenset({"distinct_experts"})
-"""Columns that older files lack; such a file is read with them empty, and keeps its own columns when it is continued."""
+"""Columns that older files lack: read as empty, and left out of such a file when it is continued."""
 KEY = ("config_hash", "prompt_id", "repeat")
