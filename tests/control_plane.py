@@ -4,7 +4,7 @@ FFN.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -84,6 +84,9 @@ class ManualLink:
 
     def done(self, transfer: Transfer) -> bool:
         return transfer.state is TransferState.DONE
+
+    def arrivals(self, transfers: Collection[Transfer]) -> list[Transfer]:
+        return [t for t in transfers if self.done(t)]
 
     def step(self) -> bool:
         """Move one piece; False when there is none."""

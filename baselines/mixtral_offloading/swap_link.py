@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 
@@ -63,6 +63,9 @@ class SwapLink:
 
     def done(self, transfer: Transfer) -> bool:
         return transfer.state is TransferState.DONE
+
+    def arrivals(self, transfers: Collection[Transfer]) -> list[Transfer]:
+        return [t for t in transfers if self.done(t)]
 
     def wait(self, transfer: Transfer) -> int:
         start_ns = time.perf_counter_ns()

@@ -61,6 +61,8 @@ typedef struct {
     int32_t gap_ns[TABLE];
     int64_t interval_count;
     Interval intervals[TABLE];
+    int64_t arrivals; /* ids of complete transfers so far: a ring of TABLE */
+    int64_t arrived_ids[TABLE];
 } Worker;
 
 static int64_t now_ns(void) {
@@ -114,6 +116,8 @@ static void retire(Worker *w) {
         w->done++;
         w->open--;
         __atomic_store_n(&w->states[f.id % TABLE], DONE, __ATOMIC_RELEASE);
+        w->arrived_ids[w->arrivals % TABLE] = f.id;
+        __atomic_store_n(&w->arrivals, w->arrivals + 1, __ATOMIC_RELEASE);
     }
 }
 
@@ -313,6 +317,11 @@ volatile int32_t *worker_states(Worker *w) { return w->states; }
 volatile int32_t *worker_issued_as(Worker *w) { return w->issued_as; }
 
 int worker_table(void) { return TABLE; }
+
+/* Complete transfers so far, read in place; their ids, TABLE at most. */
+volatile int64_t *worker_arrivals(Worker *w) { return &w->arrivals; }
+
+volatile int64_t *worker_arrived_ids(Worker *w) { return w->arrived_ids; }
 
 /* bytes, transfers, cancelled, promoted, busy_ns, open, gaps recorded */
 void worker_counters(Worker *w, int64_t *out) {

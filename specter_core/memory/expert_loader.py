@@ -54,13 +54,11 @@ class ExpertLoader:
     def open_keys(self, layer: int | None = None) -> list[ExpertKey]:
         """Experts being loaded, issued ones first, else in order of submission."""
         keys = [k for k in self._open if layer is None or k.layer == layer]
-        return sorted(keys, key=lambda k: self._open[k].state is TransferState.QUEUED)
+        return sorted(keys, key=lambda k: self._queued(self._open[k]))
 
     def queued_keys(self, layer: int | None = None) -> list[ExpertKey]:
         """Experts whose load could still be cancelled, in order of submission."""
-        return [
-            k for k, t in self._open.items() if t.state is TransferState.QUEUED and (layer is None or k.layer == layer)
-        ]
+        return [k for k, t in self._open.items() if (layer is None or k.layer == layer) and self._queued(t)]
 
     def promote(self, key: ExpertKey) -> None:
         """Make a load that is under way a demand."""
@@ -84,7 +82,7 @@ class ExpertLoader:
 
     def reap(self) -> list[ExpertKey]:
         """Make every expert that has arrived resident, without waiting."""
-        arrived = [k for k, t in self._open.items() if self.link.done(t)]
+        arrived = [t.key for t in self.link.arrivals(self._open.values())]
         for key in arrived:
             self._finish(key)
         return arrived
@@ -111,6 +109,9 @@ class ExpertLoader:
         if used_bytes is not None:
             self.counters.used_loads += 1
             self.counters.used_bytes += used_bytes
+
+    def _queued(self, transfer: Transfer) -> bool:
+        return not self.link.done(transfer) and transfer.state is TransferState.QUEUED
 
     def _finish(self, key: ExpertKey) -> None:
         self.cache.finish_load(self._open.pop(key).slot)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -104,6 +104,10 @@ class Link(Protocol):
         ...
 
     def done(self, transfer: Transfer) -> bool: ...
+
+    def arrivals(self, transfers: Collection[Transfer]) -> list[Transfer]:
+        """Those that have arrived since the last call; `transfers` are all whose arrival was not reported yet."""
+        ...
 
     def wait(self, transfer: Transfer) -> int:
         """Block until the expert is in its slot and its trailer was checked; returns the nanoseconds spent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.link import BusyInterval, LinkCounters, Priority, Transfer, TransferState
@@ -80,6 +80,9 @@ class CpuLink:
     def done(self, transfer: Transfer) -> bool:
         self._thread.raise_error()
         return transfer.state is TransferState.DONE
+
+    def arrivals(self, transfers: Collection[Transfer]) -> list[Transfer]:
+        return [t for t in transfers if self.done(t)]
 
     def wait(self, transfer: Transfer) -> int:
         start_ns = self._clock_ns()

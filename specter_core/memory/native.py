@@ -31,6 +31,8 @@ _SIGNATURES: dict[str, tuple[object, tuple[object, ...]]] = {
     "worker_states": (_POINTER, (_POINTER,)),
     "worker_issued_as": (_POINTER, (_POINTER,)),
     "worker_table": (_INT, ()),
+    "worker_arrivals": (_POINTER, (_POINTER,)),
+    "worker_arrived_ids": (_POINTER, (_POINTER,)),
     "worker_counters": (None, (_POINTER, _POINTER)),
     "worker_take_gaps": (_INT, (_POINTER, _POINTER)),
     "worker_take_intervals": (_INT, (_POINTER, _POINTER)),
