@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from figures import style
+from figures.sweeps import MAIN
 
 NAME = "fig13_routing"
 DATASETS = style.LABELS[:-1]
@@ -31,6 +32,18 @@ def figure(rows: pd.DataFrame) -> Figure:
             left.set_title(style.model_label(model), loc="left")
         style.stamp(fig, caption(rows), bool((rows["device"] == "cpu").any()))
         return fig
+
+
+def counted(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of kind `distinct` from records of Specter: one per prompt, mean over layers, windows and repeats; each
+    window has up to K + 1 tokens."""
+    if rows.empty:
+        return rows
+    own = rows[(rows["system"] == MAIN) & rows["distinct_experts"].notna()]
+    keys = ["model", "weights", "device", "label", "prompt_id"]
+    table = own.groupby(keys).agg(value=("distinct_experts", "mean"), window=("K", "max")).reset_index()
+    table["window"] += 1
+    return table.rename(columns={"label": "dataset"}).assign(kind="distinct", other="")
 
 
 def caption(rows: pd.DataFrame) -> str:

@@ -10,14 +10,14 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from figures import style
+from figures.looks import with_systems
 
 WORKLOAD = ["link", "B", "prefix_len", "new_tokens", "temperature", "device"]
 
 
 def read_records(path: Path, where: Sequence[str] = ()) -> pd.DataFrame:
-    """records.csv, the last row for each (config_hash, prompt_id, repeat), with the systems' looks from
-    systems.csv beside it. where: `column=value` conditions. SystemExit with one line on a bad file or
-    condition."""
+    """records.csv, the last row for each (config_hash, prompt_id, repeat), with the systems' looks (figures/looks.py).
+    where: `column=value` conditions. SystemExit with one line on a bad file or condition."""
     if not path.exists():
         raise SystemExit(f"error: {path} does not exist; a run writes it (python run.py)")
     rows = pd.read_csv(path).drop_duplicates(["config_hash", "prompt_id", "repeat"], keep="last")
@@ -29,15 +29,6 @@ def read_records(path: Path, where: Sequence[str] = ()) -> pd.DataFrame:
     if rows.empty:
         raise SystemExit(f"error: {path} has no row that meets {' '.join(where) or 'anything'}")
     return with_systems(rows, path.with_name("systems.csv"))
-
-
-def with_systems(rows: pd.DataFrame, systems: Path) -> pd.DataFrame:
-    """Rows with system_label, system_colour, system_order, system_figure from systems.csv, where that is
-    there."""
-    if not systems.exists():
-        return rows
-    looks = pd.read_csv(systems).set_index("system").add_prefix("system_").reset_index()
-    return rows.merge(looks, on="system", how="left")
 
 
 def check_one_workload(rows: pd.DataFrame, free: Sequence[str] = ()) -> None:

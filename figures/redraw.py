@@ -69,11 +69,17 @@ def _records(name: str, draw: Callable[[pd.DataFrame], Figure], sweep: str, free
 
 def gather(found: results.Results, sweep: str) -> pd.DataFrame:
     """The rows of a sweep from every folder of records; a request measured in two folders counts once. Main rows: of
-    folders of their own if there are any, else those that other sweeps hold at B = 1 and the shortest prefix."""
-    blocks = [sweeps.SWEEPS[sweep](rows) for rows in found.records.values()]
+    folders of their own if there are any, else those that other sweeps hold at B = 1 and the shortest prefix. Memory
+    rows: of sweeps over budgets if there are any, else main rows at two budgets."""
+    if sweep == "main":
+        blocks = [sweeps.pooled(found.records.values())]
+        if not any((b["system"] == sweeps.MAIN).any() for b in blocks if len(b)):
+            blocks = [sweeps.one_workload(rows) for rows in found.records.values()]
+    else:
+        blocks = [sweeps.SWEEPS[sweep](rows) for rows in found.records.values()]
     blocks = [b for b in blocks if len(b)]
-    if sweep == "main" and not any((b["system"] == sweeps.MAIN).any() for b in blocks):
-        blocks = [b for rows in found.records.values() if len(b := sweeps.one_workload(rows))]
+    if sweep == "memory" and not blocks and len(rows := gather(found, "main")):
+        return sweeps.budgets(rows)
     if not blocks:
         return pd.DataFrame()
     return pd.concat(blocks, ignore_index=True).drop_duplicates(["config_hash", "prompt_id", "repeat"], keep="last")
@@ -86,8 +92,19 @@ def _kernels(name: str, draw: Callable[[pd.DataFrame], Figure], needed: Callable
     return plan
 
 
+def routing(found: results.Results) -> pd.DataFrame:
+    """Rows of routing.csv; of models that it has none of, the distinct experts that Specter's main rows count."""
+    table = found.tables["routing"]
+    counted = fig13_routing.counted(gather(found, "main"))
+    if counted.empty:
+        return table
+    there = set(table[["model", "weights", "device"]].itertuples(index=False, name=None))
+    new = [key not in there for key in counted[["model", "weights", "device"]].itertuples(index=False, name=None)]
+    return pd.concat([t for t in (table, counted[new]) if len(t)], ignore_index=True) if any(new) else table
+
+
 def _routing(found: results.Results) -> list[Drawing]:
-    return list(_by_device(fig13_routing.NAME, fig13_routing.figure, found.tables["routing"]))
+    return list(_by_device(fig13_routing.NAME, fig13_routing.figure, routing(found)))
 
 
 def _by_device(name: str, draw: Callable[[pd.DataFrame], Figure], rows: pd.DataFrame) -> Iterator[Drawing]:
@@ -151,7 +168,10 @@ FIGURES: dict[str, tuple[Plan, str]] = {
         _traces(fig12_verification.NAME, fig12_verification.figure, fig12_verification.ORDERS),
         "traces/expertwise.json and tokenwise.json (python -m scripts.record_traces)",
     ),
-    fig13_routing.NAME: (_routing, "routing.csv (python run.py sweep=routing)"),
+    fig13_routing.NAME: (
+        _routing,
+        "routing.csv (python run.py sweep=routing), or records with distinct_experts",
+    ),
     fig14_tpot.NAME: (
         _records(fig14_tpot.NAME, fig14_tpot.figure, "main", None),
         "records of two or more systems at one workload (python run.py)",
@@ -172,7 +192,7 @@ FIGURES: dict[str, tuple[Plan, str]] = {
     ),
     memory.NAME: (
         _records(memory.NAME, memory.figure, "memory", None),
-        "records at three or more budgets (python run.py sweep=memory)",
+        "records at two or more budgets (python run.py sweep=memory)",
     ),
     prefix.NAME: (
         _records(prefix.NAME, prefix.figure, "prefix", "prefix_len"),

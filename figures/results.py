@@ -1,6 +1,6 @@
 """What a results folder holds: records of any number of runs, kernel and routing benches, aims, timings, traces.
 
-DIR/**/records.csv   one row per request (harness/columns.py), with systems.csv and environment.json beside it
+DIR/**/records.csv   one row per request (harness/columns.py); systems.csv and environment.json may lie beside it
 DIR/**/kernels.csv   one row per timed kernel            KERNELS
 DIR/**/routing.csv   one row per routing statistic       ROUTING
 DIR/**/acceptance.csv one row per dataset and depth    ACCEPTANCE
@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from figures.io import with_systems
+from figures.looks import with_systems
 
 KERNELS = {
     "shape": "what is multiplied: 'dense INxOUT', 'expert INxOUT' (one expert's matrix) or 'moe MODEL' (the routed "
@@ -72,6 +72,13 @@ TIMINGS = {
     "device": "cuda | cpu",
     "git_commit": "of the measurement",
 }
+NEEDED = ("system", "variant", "model", "weights", "label", "prompt_id", "repeat", "temperature", "B", "K")
+NEEDED += ("budget_bytes", "memory", "prefix_len", "new_tokens", "tpot_ms", "status", "link", "device", "config_hash")
+"""Columns of records without which rows say nothing; any other that is absent is read as empty."""
+EMPTY = ("M", "encoding", "ttft_ms", "throughput", "acceptance", "tokens_per_window", "access_hit_rate", "coverage")
+EMPTY += ("coverage_ceiling", "distinct_experts", "prefetch_precision", "prefetch_recall", "h2d_bytes")
+EMPTY += ("h2d_bytes_used", "d2h_bytes", "link_utilisation", "stall_ms", "peak_device_bytes", "within_budget")
+EMPTY += ("energy_j", "exact_match", "reason", "link_rate_bytes_per_s", "git_commit")
 TABLES = {"kernels": KERNELS, "routing": ROUTING, "acceptance": ACCEPTANCE, "aims": AIMS, "timings": TIMINGS}
 
 
@@ -97,8 +104,9 @@ def read(folder: Path) -> Results:
         raise SystemExit(f"error: {folder} does not exist; a run writes one (python run.py), or name another folder")
     results = Results(folder, traces=sorted(folder.glob("**/traces/*.json")))
     for path in sorted(folder.glob("**/records.csv")):
-        rows = _table(path, ("config_hash", "prompt_id", "repeat", "system", "status"), results.problems)
+        rows = _table(path, NEEDED, results.problems)
         if len(rows):
+            rows = rows.assign(**{name: float("nan") for name in EMPTY if name not in rows})
             rows = rows.drop_duplicates(["config_hash", "prompt_id", "repeat"], keep="last").reset_index(drop=True)
             results.records[_name(path, folder)] = with_systems(rows, path.with_name("systems.csv"))
     for name, columns in TABLES.items():
@@ -106,7 +114,10 @@ def read(folder: Path) -> Results:
         filled = [table for table in found if len(table)]
         results.tables[name] = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(columns))
     for path in sorted(folder.glob("**/environment.json")):
-        results.environments[_name(path, folder)] = json.loads(path.read_text())
+        try:
+            results.environments[_name(path, folder)] = dict(json.loads(path.read_text()))
+        except (ValueError, TypeError) as error:
+            results.problems.append(f"{path} is no environment: {' '.join(str(error).split())}")
     return results
 
 

@@ -22,7 +22,7 @@ MODELS = {
     "qwen2_moe_mini": "Qwen2-MoE mini",
     "phimoe_mini": "PhiMoE mini",
 }
-MEMORIES = ("high", "wide", "low", "tight")
+MEMORIES = ("high", "wide", "roomy", "low", "tight")
 PAPER = {"marker": "D", "s": 15, "facecolors": "white", "edgecolors": "black", "linewidths": 0.8, "zorder": 5}
 PAPER_LABEL = "paper (A100 40 GB, PCIe 4.0)"
 HIT, MISS, WAIT, QUIET = "#009E73", "#D55E00", "#E69F00", "#999999"
@@ -63,7 +63,7 @@ def look() -> AbstractContextManager[None]:
 
 def systems(rows: pd.DataFrame) -> list[SystemStyle]:
     """The systems of rows that belong in a figure, in their fixed order. Columns system_label, system_colour,
-    system_order and system_figure (io.with_systems) say how; a system without them gets a fallback colour by
+    system_order and system_figure (figures/looks.py) say how; a system without them gets a fallback colour by
     name."""
     table = rows.drop_duplicates("system").set_index("system")
     names = sorted(table.index, key=lambda s: (_of(table, s, "system_order", 99), s))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pandas as pd
 
-from figures.style import shown
+from figures.looks import SUFFIX
+from figures.style import MEMORIES, shown
 
 MAIN = "specter"
+SPECULATIVE = (MAIN, MAIN + SUFFIX)
 BUDGETS = 3  # memory settings that make a sweep over budgets; the main run has two
 VARIANTS = 3  # variants of Specter that make an ablation; a main run may hold two
 
@@ -42,11 +44,16 @@ def prefix(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
-    """Systems at three or more budgets, everything else equal: where a setting is given in slots, its bytes grow with
-    the KV, so with B and with the prefix."""
-    rows = main_variant(measured(rows))
-    fixed = ["system", "model", "weights", "link", "device", "B", "K", "prefix_len", "new_tokens"]
-    return _varying(rows, "budget_bytes", BUDGETS, fixed)
+    """Systems at three or more budgets, everything else equal."""
+    return budgets(rows, BUDGETS)
+
+
+def budgets(rows: pd.DataFrame, least: int = 2) -> pd.DataFrame:
+    """Systems at `least` budgets or more, Specter at the best depth of each; where a setting is given in slots, its
+    bytes grow with the KV, so with B, with the prefix and with K."""
+    rows = best_depth(main_variant(measured(rows)))
+    fixed = ["system", "model", "weights", "link", "device", "B", "prefix_len", "new_tokens"]
+    return _varying(rows, "budget_bytes", least, fixed)
 
 
 def ablation(rows: pd.DataFrame) -> pd.DataFrame:
@@ -56,15 +63,45 @@ def ablation(rows: pd.DataFrame) -> pd.DataFrame:
     return _varying(rows, "variant", VARIANTS, ["model", "memory", "weights", "link", "device", "B"])
 
 
+SIDE_BY_SIDE = ["model", "memory", "link", "device", "B", "prefix_len", "new_tokens", "temperature"]
+"""What systems that are compared with each other share."""
+
+
 def main(rows: pd.DataFrame) -> pd.DataFrame:
     """Two or more systems side by side at one workload: rows that belong to no sweep above."""
+    return _varying(best_depth(main_variant(unswept(rows))), "system", 2, SIDE_BY_SIDE)
+
+
+def unswept(rows: pd.DataFrame) -> pd.DataFrame:
+    """Measured rows that belong to no sweep above. The named memory settings are no sweep over budgets."""
     rows = measured(rows)
     for sweep in (depth, batch, prefix, memory, ablation):
-        rows = rows.drop(sweep(rows).index, errors="ignore") if len(rows) else rows
-    if rows.empty:
-        return rows
-    rows = main_variant(rows)
-    return _varying(rows, "system", 2, ["model", "memory", "link", "device", "B", "prefix_len", "new_tokens"])
+        if rows.empty:
+            break
+        swept = sweep(rows)
+        if sweep is memory and len(swept):
+            swept = swept[~swept["memory"].isin(MEMORIES)]
+        rows = rows.drop(swept.index)
+    return rows
+
+
+def pooled(folders: Iterable[pd.DataFrame]) -> pd.DataFrame:
+    """The main rows of several folders, of which one may hold a single system. Where two hold the same system in the
+    same setting, the folder that compares most systems there counts."""
+    blocks = []
+    for number, rows in enumerate(folders):
+        rows = best_depth(main_variant(unswept(rows)))
+        if len(rows):
+            beside = rows.groupby(SIDE_BY_SIDE, dropna=False)["system"].transform("nunique")
+            blocks.append(rows.assign(folder=number, beside=beside))
+    if not blocks:
+        return pd.DataFrame()
+    rows = pd.concat(blocks, ignore_index=True).sort_values(
+        ["beside", "folder"], ascending=[False, True], kind="stable"
+    )
+    first = rows.groupby(["system", "weights", *SIDE_BY_SIDE], dropna=False)["folder"].transform("first")
+    rows = rows[rows["folder"] == first].drop(columns=["folder", "beside"]).sort_index()
+    return _varying(rows, "system", 2, SIDE_BY_SIDE)
 
 
 def one_workload(rows: pd.DataFrame) -> pd.DataFrame:
@@ -72,13 +109,19 @@ def one_workload(rows: pd.DataFrame) -> pd.DataFrame:
     rows = main_variant(measured(rows))
     if rows.empty:
         return rows
-    rows = rows[(rows["B"] == 1) & (rows["prefix_len"] == rows["prefix_len"].min())]
-    own = rows[rows["system"] == MAIN]
-    keys = ["model", "memory", "weights", "link", "device"]
+    rows = best_depth(rows[(rows["B"] == 1) & (rows["prefix_len"] == rows["prefix_len"].min())])
+    return _varying(rows, "system", 2, SIDE_BY_SIDE)
+
+
+def best_depth(rows: pd.DataFrame) -> pd.DataFrame:
+    """Specter's rows at the K of least mean TPOT in each setting; all rows of the others, which choose K themselves."""
+    if rows.empty:
+        return rows
+    own = rows[rows["system"].isin(SPECULATIVE)]
+    keys = ["system", "weights", *SIDE_BY_SIDE]
     mean = own.groupby([*keys, "K"], dropna=False)["tpot_ms"].transform("mean")
     best = own.assign(mean=mean).groupby(keys, dropna=False)["mean"].transform("min")
-    rows = rows.drop(own.index[mean > best])
-    return _varying(rows, "system", 2, ["model", "memory", "link", "device", "new_tokens"])
+    return rows.drop(own.index[mean > best])
 
 
 SWEEPS = {"main": main, "depth": depth, "batch": batch, "prefix": prefix, "memory": memory, "ablation": ablation}

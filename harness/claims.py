@@ -25,6 +25,7 @@ from harness.claim_verdict import Claim, Verdict, judge, load
 
 results: Any = importlib.import_module("figures.results")
 redraw: Any = importlib.import_module("figures.redraw")
+SPECULATIVE: tuple[str, ...] = importlib.import_module("figures.sweeps").SPECULATIVE
 working_set: Any = importlib.import_module("figures.fig16_working_set").working_set
 
 CLAIMS = Path(results.__file__).with_name("claims.yaml")
@@ -103,7 +104,9 @@ class Data:
             return next((b for b in blocks if len(b)), pd.DataFrame())
         if kind == "exact":
             rows = self.found.all_records()
-            return rows[(rows["system"] == SPECTER) & (rows["status"] == "ok")] if len(rows) else rows
+            return rows[rows["system"].isin(SPECULATIVE) & (rows["status"] == "ok")] if len(rows) else rows
+        if kind == "routing":
+            return redraw.routing(self.found)
         return self.found.tables[kind]
 
 

@@ -126,6 +126,7 @@ def batch_rows() -> Iterator[dict[str, Any]]:
                 "tpot_ms": tpot,
                 "throughput": rate,
                 "coverage_ceiling": 8.0 / distinct if system == "specter" else None,
+                "distinct_experts": distinct if system == "specter" else None,
                 "config_hash": f"batch-{system}-{model}-{size}",
             }
 
@@ -138,7 +139,8 @@ def swept(column: str, values: Iterable[Any], slow: Iterable[float], name: str) 
     ):
         own = base(MODELS[0], system, "high", label, 0, noise)
         tpot = own["tpot_ms"] * factor
-        yield own | {column: value, "tpot_ms": tpot, "config_hash": f"{name}-{system}-{value}"}
+        memory = f"{value / 1e9:g} GB" if column == "budget_bytes" else "high"
+        yield own | {column: value, "memory": memory, "tpot_ms": tpot, "config_hash": f"{name}-{system}-{value}"}
 
 
 def ablation_rows() -> Iterator[dict[str, Any]]:

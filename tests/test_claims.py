@@ -122,7 +122,7 @@ for _model in ("deepseek_v2_lite", "qwen15_moe"):
     FLIPS[f"batch_tpot_{_model}"] = scaled("batch", "tpot_ms", 0.1, system="specter", model=_model, B=32)
     FLIPS[f"batch_throughput_{_model}"] = scaled("batch", "throughput", 0.05, system="specter", model=_model, B=32)
     FLIPS[f"batch_first_step_{_model}"] = scaled("batch", "tpot_ms", 0.1, system="specter", model=_model, B=2)
-    FLIPS[f"working_set_{_model}"] = scaled("batch", "coverage_ceiling", 1.6, system="specter", model=_model, B=2)
+    FLIPS[f"working_set_{_model}"] = scaled("batch", "distinct_experts", 0.6, system="specter", model=_model, B=2)
 
 
 def verdict(claim: Claim, found: results.Results) -> Verdict:

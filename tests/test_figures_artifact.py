@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from artifact_fixture import DEPTH, batch_rows, main_rows, row, write_all, write_records
+from artifact_fixture import DEPTH, batch_rows, main_rows, routing_rows, row, write_all, write_records, write_table
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from figures import (
@@ -18,6 +18,7 @@ from figures import (
     fig14_tpot,
     fig16_working_set,
     io,
+    memory,
     paper,
     redraw,
     results,
@@ -27,6 +28,9 @@ from figures import (
     table3_batch32,
     traces,
 )
+from figures.results import ROUTING
+from harness import claims
+from harness.claim_verdict import load
 
 ROOT = Path(__file__).resolve().parents[1]
 EXPECTED = {
@@ -115,7 +119,7 @@ def test_the_depth_of_least_tpot_is_chosen(found):
 
 
 def test_the_working_set_follows_from_slots_and_ceiling_unless_it_was_counted(found):
-    rows = found.records["batch"]
+    rows = found.records["batch"].drop(columns="distinct_experts")
     derived = fig16_working_set.working_set(rows)
     own = derived[(derived["model"] == "qwen15_moe")].groupby("B")["distinct"].mean()
     assert own[2] / own[1] == pytest.approx(1.52)
@@ -124,8 +128,21 @@ def test_the_working_set_follows_from_slots_and_ceiling_unless_it_was_counted(fo
 
 
 def test_windows_that_fit_the_slots_tell_no_working_set(found):
-    rows = found.records["batch"].assign(coverage_ceiling=1.0)
+    rows = found.records["batch"].assign(coverage_ceiling=1.0, distinct_experts=None)
     assert fig16_working_set.working_set(rows).empty
+
+
+def test_distinct_experts_of_records_stand_in_where_no_routing_was_traced(tmp_path):
+    write_records(tmp_path / "main", [r | {"distinct_experts": 30.0} for r in main_rows()])
+    rows = redraw.routing(results.read(tmp_path))
+    assert set(rows["kind"]) == {"distinct"} and set(rows["value"]) == {30.0} and set(rows["window"]) == {9, 17}
+    assert len(rows) == 3 * 5 * 2, "one row per model, dataset and prompt, whatever the memory settings"
+    write_table(tmp_path / "routing.csv", ROUTING, [r for r in routing_rows() if r["model"] == "phi35_moe"])
+    traced = redraw.routing(results.read(tmp_path))
+    assert 30.0 not in set(traced[traced["model"] == "phi35_moe"]["value"])
+    assert set(traced[traced["model"] == "qwen15_moe"]["value"]) == {30.0}
+    said = {t.get_text() for t in texts(fig13_routing.figure(traced))}
+    assert "no divergence rows" in said
 
 
 def test_sweeps_are_told_apart_by_what_varies(found):
@@ -151,6 +168,61 @@ def test_a_main_run_is_found_in_other_sweeps_where_there_is_none(tmp_path):
     write_records(tmp_path / "batch", batch_rows())
     rows = redraw.gather(results.read(tmp_path), "main")
     assert set(rows["B"]) == {1} and rows["system"].nunique() == 4
+
+
+def test_systems_measured_in_folders_of_their_own_are_compared_and_none_counts_twice(tmp_path):
+    rows = [r for r in main_rows() if r["model"] == "phi35_moe"]
+    write_records(tmp_path / "ours", [r for r in rows if r["system"] in ("specter", "mo_sm")])
+    write_records(tmp_path / "vllm", [r for r in rows if r["system"] == "vllm"])
+    again = [r | {"tpot_ms": 1.0, "config_hash": "other"} for r in rows if r["system"] == "specter"]
+    write_records(tmp_path / "alone", again)
+    found = redraw.gather(results.read(tmp_path), "main")
+    assert set(found["system"]) == {"specter", "mo_sm", "vllm"}
+    assert found["tpot_ms"].min() > 1, "of two Specters the one beside MO-SM counts"
+
+
+def test_three_named_memory_settings_are_a_main_run_and_lettered_budgets_a_sweep():
+    rows = pd.DataFrame(r for r in main_rows() if r["model"] == "phi35_moe" and r["memory"] == "high")
+    third = rows.assign(memory="roomy", budget_bytes=1)
+    both = pd.concat([rows, rows.assign(memory="low", budget_bytes=2), third], ignore_index=True)
+    assert set(sweeps.main(both)["memory"]) == {"high", "low", "roomy"}
+    assert sweeps.main(both.assign(memory=both["budget_bytes"].astype(str) + " GB")).empty
+
+
+def test_nested_experts_are_a_system_of_their_own_in_every_figure_and_in_no_claim(tmp_path):
+    rows = [r for r in main_rows() if r["model"] == "phi35_moe"]
+    own = [r for r in rows if r["system"] == "specter"]
+    rows += [
+        r | {"encoding": "nested", "tpot_ms": r["tpot_ms"] / 2, "config_hash": r["config_hash"] + "n"} for r in own
+    ]
+    write_records(tmp_path / "main", rows)
+    found = results.read(tmp_path)
+    looks = {s.label: s.colour for s in style.systems(found.records["main"])}
+    assert looks["Specter (nested)"] not in [c for name, c in looks.items() if name != "Specter (nested)"]
+    assert list(looks)[:2] == ["Specter", "Specter (nested)"]
+    for draw in (fig14_tpot.figure(redraw.gather(found, "main")), memory.figure(redraw.gather(found, "memory"))):
+        assert "Specter (nested)" in [t.get_text() for t in draw.legends[0].get_texts()]
+    (claim,) = [c for c in load(claims.CLAIMS) if c.id == "tpot_phi35_moe_specter"]
+    assert claims.evaluate([claim], found, draws=0)[0].value == pytest.approx(163.3, rel=0.02)
+
+
+def test_colours_are_those_of_the_configuration_where_a_run_left_no_systems_file(tmp_path):
+    write_records(tmp_path / "main", [r for r in main_rows() if r["model"] == "phi35_moe"])
+    with_file = style.systems(results.read(tmp_path).records["main"])
+    (tmp_path / "main" / "systems.csv").unlink()
+    assert style.systems(results.read(tmp_path).records["main"]) == with_file
+
+
+def test_records_without_a_needed_column_are_named_and_left_out(tmp_path):
+    path = write_records(tmp_path / "main", [row()])
+    pd.read_csv(path).drop(columns="link").to_csv(path, index=False)
+    write_records(tmp_path / "older", [row()])
+    older = tmp_path / "older" / "records.csv"
+    pd.read_csv(older).drop(columns="distinct_experts").to_csv(older, index=False)
+    (tmp_path / "environment.json").write_text("[")
+    found = results.read(tmp_path)
+    assert list(found.records) == ["older"] and found.records["older"]["distinct_experts"].isna().all()
+    assert "has no column link" in found.problems[0] and "no environment" in found.problems[1]
 
 
 def test_planner_phases_follow_from_the_plans(tmp_path, found):
@@ -222,12 +294,12 @@ def test_redraw_writes_what_it_can_and_says_what_is_missing(tmp_path, capsys):
     (tmp_path / "results" / "kernels.csv").write_text("shape,tokens\n")
     assert redraw.main(["--results", str(tmp_path / "results"), "--out", str(tmp_path / "out")]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[1] for line in lines if line.startswith("drawn")] == ["fig14_tpot:", "table2_models:"]
+    names = [line.split()[1].rstrip(":") for line in lines if line.startswith("drawn")]
+    assert names == ["fig14_tpot", "table2_models", "memory"]
     missing = [line for line in lines if line.startswith("missing")]
-    assert len(missing) == len(redraw.FIGURES) - 2
+    assert len(missing) == len(redraw.FIGURES) - len(names)
     assert sum("kernels.csv has no column backend" in line for line in lines) == 1
-    names = [entry["name"] for entry in json.loads((tmp_path / "out" / "figures.json").read_text())]
-    assert names == ["fig14_tpot", "table2_models"]
+    assert [entry["name"] for entry in json.loads((tmp_path / "out" / "figures.json").read_text())] == names
     assert (tmp_path / "out" / "fig14_tpot.pdf").read_bytes().startswith(b"%PDF")
 
 

@@ -52,7 +52,7 @@ def test_it_is_one_file_that_fetches_nothing(page):
 
 def test_figures_are_inside_and_absent_ones_say_why(page):
     text = page.read_text()
-    assert text.count('src="data:image/png') == 4  # figures 8, 9, 14 and table 2
+    assert text.count('src="data:image/png') == 5  # figures 8, 9, 14, table 2 and memory
     assert "fig15_batch</code>: records at two or more batch sizes" in text
 
 
