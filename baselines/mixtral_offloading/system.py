@@ -33,9 +33,17 @@ class MixtralOffloading(EngineSystem):
     """
 
     def __init__(
-        self, options: EngineOptions, *, variant: str, capacity: str, spare_buffers: int, likeliest: int | None
+        self,
+        options: EngineOptions,
+        *,
+        variant: str,
+        capacity: str,
+        spare_buffers: int,
+        likeliest: int | None,
+        named: str | None = None,
     ) -> None:
-        super().__init__(options, variant=variant)
+        super().__init__(options, variant=named or variant)
+        self._algorithm = variant
         self._capacity = capacity
         self._spare = spare_buffers
         self._likeliest = likeliest
@@ -51,15 +59,16 @@ class MixtralOffloading(EngineSystem):
         else:
             budget = memory.budget_bytes
         rate = memory.link_rate_bytes_per_s
-        if self._variant == "as_released":
+        if self._algorithm == "as_released":
             swapping = Replacements(
                 link=lambda link, slots, cache: SwapLink(link, slots, cache, rate),
                 residency=lambda cache: SwapResidency(cache, self._spare),
             )
             return build_engine(model, options, budget_bytes=budget, rate_bytes_per_s=rate, replacements=swapping)
         engine = build_engine(model, options, budget_bytes=budget, rate_bytes_per_s=rate)
-        guesses = self._likeliest or likeliest_of(config.top_k)
-        engine.install_hook(SpeculativeLoading(engine.experts.loader, guesses))
+        guesses = likeliest_of(config.top_k) if self._likeliest is None else self._likeliest
+        if guesses:
+            engine.install_hook(SpeculativeLoading(engine.experts.loader, guesses))
         return engine
 
     def _specter_slots(self, model: LoadedModel, options: EngineOptions, memory: MemorySpec) -> int:
@@ -75,7 +84,8 @@ class MixtralOffloading(EngineSystem):
 
 
 def create(options: Mapping[str, Any]) -> MixtralOffloading:
-    """options: capacity (same_cache | same_memory), variant (improved | as_released), spare_buffers, likeliest."""
+    """options: capacity (same_cache | same_memory), variant (improved | as_released), spare_buffers, likeliest
+    (experts guessed per layer; 0: none), named (what the rows call it, if not the variant)."""
     variant, capacity = str(options.get("variant", "improved")), str(options.get("capacity", "same_memory"))
     if variant not in _VARIANTS:
         raise UserError(f"variant {variant!r} is unknown, known are {', '.join(_VARIANTS)}; choose one of these")
@@ -87,4 +97,5 @@ def create(options: Mapping[str, Any]) -> MixtralOffloading:
         capacity=capacity,
         spare_buffers=int(options.get("spare_buffers", SPARE_BUFFERS)),
         likeliest=options.get("likeliest"),
+        named=options.get("named"),
     )

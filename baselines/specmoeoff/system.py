@@ -138,7 +138,7 @@ def create(options: Mapping[str, Any]) -> SpecMoEOff:
     """options: variant (adapted | shared_weights | streaming), depth (the longest draft), grid (draft lengths to choose
     from, as far as they are not longer), fractions (of the draft, at which experts are prefetched).
     """
-    known = ("variant", "grid", "fractions", "depth")
+    known = ("variant", "grid", "fractions", "depth", "named")
     unknown = sorted(set(options) - set(known))
     if unknown:
         raise UserError(f"unknown option {unknown[0]!r}, known are {', '.join(known)}; correct it")

@@ -66,6 +66,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--datasets", **names(DATASETS))
     parser.add_argument("--encoding", **names(("plain",)), help="of Specter's experts: plain, nested")
     parser.add_argument("--sweep", default="main", help="a sweep of conf/sweep; its axes replace the ones above")
+    parser.add_argument("--also", action="append", default=[], metavar="SYSTEM=JSON", help="a variant: its options, with "
+                        '"named": what its rows are called')  # fmt: skip
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="any field of the configuration")
     parser.add_argument("--prompts", type=int, default=1, help="per dataset")
     parser.add_argument("--new-tokens", type=int, default=128)
@@ -105,7 +107,11 @@ def compose(options: argparse.Namespace, changes: Mapping[str, Any]) -> RunConfi
     raw.pop("dataset", None)
     encodings = {name: {"encoding": name} for name in options.encoding if name != "plain"}
     raw["variants"] = dict(raw.get("variants") or {}) | encodings
-    return run_config(raw)
+    config = run_config(raw)
+    also = [_setting(text) for text in options.also]
+    plain = {s.name: s for s in reversed(config.systems)}
+    more = [replace(plain[n], options={**plain[n].options, **changed}) for n, changed in also if n in plain]
+    return replace(config, systems=[*config.systems, *more])
 
 
 def configurations(options: argparse.Namespace) -> list[RunConfig]:
