@@ -96,7 +96,7 @@ def draft_layers(
             entries = whole[layer, start : start + at_once].to(device)[:, : layout.payload_bytes].view(layout.dtype)
             wide = entries[:, : 2 * size].unflatten(1, (2 * layout.width, layout.hidden))
             tall = entries[:, 2 * size :].unflatten(1, (layout.hidden, layout.width))
-            rounded = [_noisy(rounded_to_nearest(matrix), noise, generator) for matrix in (wide, tall)]
+            rounded = [noisy(rounded_to_nearest(matrix), noise, generator) for matrix in (wide, tall)]
             parts.append((rounded[0], rounded[1]))
         gate_up, down = (_joined([part[side] for part in parts]) for side in (0, 1))
         yield gate_up, down
@@ -154,7 +154,8 @@ def _entries(spec: SyntheticSpec, layer: int, device: torch.device | str) -> Ten
     return found
 
 
-def _noisy(matrix: Int4Matrix, sigma: float, generator: torch.Generator) -> Int4Matrix:
+def noisy(matrix: Int4Matrix, sigma: float, generator: torch.Generator) -> Int4Matrix:
+    """Every code moved by round(N(0, sigma²)), clamped to -8 … 7."""
     if not sigma:
         return matrix
     codes = unpack(matrix.codes)
