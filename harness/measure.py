@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from harness import gpu_guard
+from harness import efficiency, gpu_guard
 from harness.catalogue import ROOT
 from harness.cells import batches
 from harness.config import RunConfig
@@ -208,10 +208,12 @@ class Measurement:
         rows: dict[str, dict[str, Any]] = {}
         for prompt, record in zip(batch, measured, strict=True):
             row = self._known(planned, prompt) | measured_columns(record, planned.memory)
-            if self.config.temperature == 0:
+            if self.config.temperature == 0 and row["weights"] == planned.model.weights:
                 key = reference_key(planned.model.weights_hash, prompt, planned.group.setting.new_tokens)
                 row["exact_match"] = self.reference.matches(key, record.tokens)
             rows.setdefault(prompt.prompt_id, row)
+            if record.efficiency:
+                efficiency.append(self.records.path.with_name(efficiency.FILE), row, record.efficiency)
         self._append(list(rows.values()))
 
     def write_off(self, planned: PlannedGroup, batch: Sequence[BenchPrompt], reason: str) -> None:

@@ -87,6 +87,7 @@ class RequestRecord:
     and prefill of this request (a batch's bytes are divided evenly); d2h_bytes are experts written back.
     stall_ms: compute waiting, by cause.
     peak_device_bytes: on a CPU the bytes that the system accounts for, on a GPU what it saw itself.
+    efficiency: of a whole batch, in its first record (harness/efficiency.py); empty where nobody watched.
     """
 
     request_id: str
@@ -114,6 +115,7 @@ class RequestRecord:
     stall_ms: Mapping[str, float] = field(default_factory=dict)
     peak_device_bytes: int | None = None
     energy_j: float = NAN
+    efficiency: Mapping[str, Any] = field(default_factory=dict)
 
 
 class System(Protocol):

@@ -30,6 +30,8 @@ def serve(pipe: Connection) -> None:
                     former, system = system, importlib.import_module(module).create(options)
                     if former is not None:
                         system.take_over(former)
+                    if hasattr(system, "watched"):
+                        system.watched = memory.device == "cuda"
                     system.load(model, memory)
                     answer: tuple[Any, ...] = ("ready",)
                 case ("generate", requests):

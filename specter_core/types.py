@@ -78,7 +78,7 @@ class WindowStats:
     the link as prefetches, prefetch_used of these served a committed token. Of the `absent` needed experts that were
     nowhere at b_1, absent_planned had been planned (recall). h2d_bytes crossed the link in this window, d2h_bytes went
     back; h2d_bytes_used of loads were computed from for the first time. link_span_ms runs from b_1 (K = 0: from the
-    start) to the end of verification.
+    start) to the end of verification. router_wait_ms: the host's wait for the target's routers, that is for the device.
     """
 
     depth: int = 0
@@ -108,6 +108,7 @@ class WindowStats:
     stall_ms: dict[str, float] = field(default_factory=dict)
     draft_ms: float = 0.0
     verify_ms: float = 0.0
+    router_wait_ms: float = 0.0
 
 
 class GenerationRun(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from harness.engine_records import records
 from harness.system import MemorySpec, ModelSpec, RequestRecord
 from harness.systems import device_memory
+from harness.systems.probe import RequestProbe
 from harness.weights_in_memory import is_in_memory, open_in_memory
 from specter_core.assembly import LoadedModel, build_engine, open_model
 from specter_core.engine import SpecterEngine
@@ -31,6 +32,7 @@ class EngineSystem:
         self._model: LoadedModel | None = None
         self._engine: SpecterEngine | None = None
         self._opened: Opened | None = None
+        self.watched = False  # the harness sets it where it wants an efficiency report
 
     def load(self, model: ModelSpec, memory: MemorySpec) -> None:
         """UserError: no draft for depth > 0, a budget below one slot per layer, an unknown device."""
@@ -72,8 +74,13 @@ class EngineSystem:
     def generate(self, requests: Sequence[Request]) -> list[RequestRecord]:
         assert self._engine is not None, "load comes first"
         self._engine.reset_cache()
-        run = self._engine.generate(requests)
-        return records(run, self._engine, variant=self._variant)
+        if not self.watched:
+            return records(self._engine.generate(requests), self._engine, variant=self._variant)
+        probe = RequestProbe(self._engine)
+        probe.watch()
+        run = self._engine.generate(requests, on_commit=probe.on_commit)
+        first, *rest = records(run, self._engine, variant=self._variant)
+        return [replace(first, efficiency=probe.take(run)), *rest]
 
     def close(self) -> None:
         if self._engine is not None:
