@@ -134,7 +134,7 @@ def random_model(name: str, *, seed: int = 0, branch: float = 0.3, log: bool = T
 def _fill(config: ModelConfig, layout: PayloadLayout, store: HostExpertStore, seed: int, branch: float) -> DraftExperts:
     """Experts into the store, layer by layer, and the draft that was rounded from them."""
     experts, hidden, width = config.num_experts, config.hidden, config.expert_width
-    low, high, size, encoding = trailer_words(hidden, width, 2, layout.encoding)
+    low, high, size, encoding = trailer_words(layout)
     generator = torch.Generator("cuda").manual_seed(seed + 1)
     whole = store.segment.view(store.layers, experts, layout.entry_bytes)
     gate_up, down = [], []

@@ -1,4 +1,4 @@
-"""One expert as opaque bytes: the three matrices, then a trailer that says whose they are (DESIGN 4,
+"""One expert as opaque bytes: its matrices in some encoding, then a trailer that says whose they are (DESIGN 4,
 "Verification").
 """
 
@@ -18,7 +18,7 @@ from specter_core.types import ExpertKey
 
 ENTRY_ALIGNMENT_BYTES = 256
 TRAILER_BYTES = 32
-ENCODING_IDS = {"plain": 1}
+ENCODING_IDS = {"plain": 1, "nested": 2}
 
 _MAGIC = b"SPXEXPRT"
 # magic, layer, expert, encoding id, crc32 of the payload, payload bytes mod 2^32, reserved
@@ -38,22 +38,29 @@ class ExpertViews(NamedTuple):
 class PayloadLayout:
     """Byte layout of an entry.
 
-    [0, payload_bytes)                     gate [I, H] | up [I, H] | down [H, I], contiguous, in `dtype`
+    [0, payload_bytes)                     plain: gate [I, H] | up [I, H] | down [H, I], contiguous, in `dtype`
+                                           nested: see specter_core/nested/layout.py; `dtype` is what it decodes to
     [payload_bytes, entry_bytes − 32)      zero padding up to a multiple of 256 bytes
     [entry_bytes − 32, entry_bytes)        trailer: the last bytes to arrive, so a short copy is seen too
+
+    nested_bytes: payload size of encoding "nested", which depends on the weights.
     """
 
     hidden: int
     width: int
     dtype: torch.dtype
     encoding: str = "plain"
+    nested_bytes: int = 0
 
     def __post_init__(self) -> None:
         assert self.hidden > 0 and self.width > 0, (self.hidden, self.width)
         assert self.encoding in ENCODING_IDS, f"unknown encoding {self.encoding!r}, known: {sorted(ENCODING_IDS)}"
+        assert (self.encoding == "nested") == (self.nested_bytes > 0), (self.encoding, self.nested_bytes)
 
     @property
     def payload_bytes(self) -> int:
+        if self.encoding == "nested":
+            return self.nested_bytes
         return 3 * self.hidden * self.width * self.dtype.itemsize
 
     @property
@@ -61,7 +68,8 @@ class PayloadLayout:
         return math.ceil((self.payload_bytes + TRAILER_BYTES) / ENTRY_ALIGNMENT_BYTES) * ENTRY_ALIGNMENT_BYTES
 
     def views(self, entry: Tensor) -> ExpertViews:
-        """Matrices inside `entry` (uint8 [entry_bytes]); no copy."""
+        """Matrices inside `entry` (uint8 [entry_bytes]) of encoding "plain"; no copy."""
+        assert self.encoding == "plain", self.encoding
         assert entry.dtype == torch.uint8 and entry.numel() == self.entry_bytes, (entry.dtype, entry.shape)
         flat = entry[: self.payload_bytes].view(self.dtype)
         size = self.hidden * self.width
@@ -83,6 +91,10 @@ class PayloadLayout:
                 source.dtype,
             )
             target.copy_(source)
+        self.seal(entry, key)
+
+    def seal(self, entry: Tensor, key: ExpertKey) -> None:
+        """Padding and trailer for the payload that `entry` (uint8 [entry_bytes], host memory) holds."""
         entry[self.payload_bytes : self.entry_bytes - TRAILER_BYTES] = 0
         fields = (
             _MAGIC,
@@ -129,11 +141,11 @@ class PayloadLayout:
         return zlib.crc32(entry[: self.payload_bytes].cpu().numpy().data)
 
 
-def trailer_words(hidden: int, width: int, itemsize: int, encoding: str) -> tuple[int, int, int, int]:
+def trailer_words(layout: PayloadLayout) -> tuple[int, int, int, int]:
     """What kernels compare in a trailer read as eight int32: magic (words 0, 1), payload size (6), encoding (4).
 
     Words 2 and 3 are layer and expert. All as signed 32-bit values.
     """
     low, high = struct.unpack("<ii", _MAGIC)
-    (size,) = struct.unpack("<i", struct.pack("<I", (3 * hidden * width * itemsize) & 0xFFFFFFFF))
-    return low, high, size, ENCODING_IDS[encoding]
+    (size,) = struct.unpack("<i", struct.pack("<I", layout.payload_bytes & 0xFFFFFFFF))
+    return low, high, size, ENCODING_IDS[layout.encoding]

@@ -81,7 +81,7 @@ class CudaLayerExecutor:
         self._host_lists = runtime.mapped(2, _LISTS, columns, dtype=torch.int32)  # experts, slots
         self._host_layers = runtime.mapped(_LISTS, dtype=torch.int32)
         self._rows, self._row_layers = self._host_lists.numpy(), self._host_layers.numpy()
-        self._lists = torch.zeros(2, columns, dtype=torch.int32, device=slots.data.device)
+        self._lists = torch.zeros(3, columns, dtype=torch.int32, device=slots.data.device)
         self._turn = torch.zeros(1, dtype=torch.int32, device=slots.data.device)
         self._launched = self._idle_at = 0  # lists so far; how many of them the stream is known to have passed
         self._error = runtime.mapped(1, dtype=torch.int32)

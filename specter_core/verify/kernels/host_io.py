@@ -99,6 +99,7 @@ def _admit_list_kernel(
     right = _holds(words, slot, layer, expert, held, ENTRY, TRAILER, MAGIC_LOW, MAGIC_HIGH, ENCODING, SIZE)
     tl.store(lists + i, expert, mask=listed)
     tl.store(lists + COLUMNS + i, tl.where(right, slot, -1), mask=listed)
+    tl.store(lists + 2 * COLUMNS, layer)
     tl.store(error + 0 * i, slot + 1, mask=held & ~right)
     tl.store(turn, now + 1)
 
@@ -122,13 +123,14 @@ def admit_list(
     host: Tensor, host_layers: Tensor, lists: Tensor, turn: Tensor, words: Tensor, error: Tensor, count: int,
     layout: PayloadLayout,
 ) -> None:  # fmt: skip
-    """The next list of experts and slots, checked as in `admit_table`, into lists int32 [2, columns].
+    """The next list of experts and slots, checked as in `admit_table`, into lists int32 [3, columns], whose last row begins
+    with the layer.
 
     host int32 [2, lists, columns] and host_layers int32 [lists], mapped: a ring that turn int32 [1] on the device
     walks through, so that one captured launch serves every list. count: columns to take, slots -1 where unused.
     """
     _, length, columns = host.shape
-    assert lists.shape == (2, columns) and count <= columns and host.is_contiguous()
+    assert lists.shape == (3, columns) and count <= columns and host.is_contiguous()
     _admit_list_kernel[(1,)](
         host, host_layers, lists, turn, words, error, count, LISTS=length, COLUMNS=columns,
         BLOCK=power_of_two(columns), num_warps=1, **_trailer(words, layout),
@@ -136,7 +138,7 @@ def admit_list(
 
 
 def _trailer(words: Tensor, layout: PayloadLayout) -> dict[str, int]:
-    low, high, size, encoding = trailer_words(layout.hidden, layout.width, layout.dtype.itemsize, layout.encoding)
+    low, high, size, encoding = trailer_words(layout)
     return {
         "ENTRY": words.shape[1],
         "TRAILER": TRAILER_BYTES // 4,

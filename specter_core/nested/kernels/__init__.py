@@ -1,0 +1,1 @@
+"""Triton kernels that put codes and residuals together again."""

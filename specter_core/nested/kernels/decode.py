@@ -1,0 +1,44 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+"""A coded matrix back to BF16, on its own: the encoder's check, and whoever wants whole experts."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specter_core.draft.int4 import GROUP
+from specter_core.draft.kernels.nibbles import BITS_16, BITS_256
+from specter_core.nested.kernels.rebuild import rebuild_group
+
+ROWS = 32
+
+
+@triton.jit
+def _decode_kernel(
+    words, scales, symbols, tails, starts, out, bits_256, bits_16, K: tl.constexpr, ROWS: tl.constexpr,
+    ASM: tl.constexpr,
+):
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    n = tl.arange(0, 16)
+    cursor = tl.load(starts + row)
+    row = row.to(tl.int64)
+    for group in range(0, K // 128):
+        code_words = tl.load(words + row[:, None] * (K // 8) + group * 16 + n[None, :])
+        at = symbols + row[:, None] * (K // 4) + group * 32 + n[None, :]
+        first, second = tl.load(at), tl.load(at + 16)
+        scale = tl.load(scales + row * (K // 128) + group).to(tl.float32)
+        tile, cursor = rebuild_group(code_words, first, second, scale, cursor, tails, bits_256, bits_16, ROWS, ASM)
+        k = group * 128 + tl.arange(0, 128)
+        tl.store(out + row[:, None] * K + k[None, :], tile)
+
+
+def decode_rows(words: Tensor, scales: Tensor, symbols: Tensor, tails: Tensor, starts: Tensor, out: Tensor) -> None:
+    """words int32 [rows, K/8] and scales float16 [rows, K/128] in the draft kernels' layout, symbols int32 [rows, K/4]
+    (four stored bytes each), tails uint8, starting on 8 bytes, starts int32 [rows] -> out int16 [rows, K], the weights' bits."""
+    rows, inputs = out.shape
+    assert rows % ROWS == 0 and inputs % GROUP == 0, (rows, inputs)
+    assert words.is_contiguous() and symbols.is_contiguous() and scales.is_contiguous() and out.is_contiguous()
+    _decode_kernel[(rows // ROWS,)](
+        words, scales, symbols, tails, starts, out, BITS_256, BITS_16, K=inputs, ROWS=ROWS, ASM=out.is_cuda or out.is_meta, num_warps=4
+    )

@@ -1,0 +1,183 @@
+# mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
+"""`grouped_ffn` on nested slots: each weight tile is rebuilt from code, symbol and tail inside the product.
+
+The products are those of the plain kernels: the same tiles, reduction order and matrix instruction, hence the same
+bits. BF16 weights exist in registers and shared memory only.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from specter_core.draft.int4 import GROUP
+from specter_core.draft.kernels.layout import GemvMatrix
+from specter_core.draft.kernels.nibbles import BITS_16, BITS_256
+from specter_core.nested.kernels.rebuild import prefetch_tails, rebuild_group
+from specter_core.nested.layout import NestedLayout
+from specter_core.verify.kernels.grouped_ffn import GroupedTile, _tile_pairs
+
+GATE_UP_TILE = GroupedTile(block_n=32, stages=4)
+DOWN_TILE = GroupedTile(block_n=64, stages=4)
+
+
+class ResidentCodes(NamedTuple):
+    """The draft's experts of all layers in its kernels' layout: words int32 and scales float16 of gate_up
+    [L, E, 2I, …] and down [L, E, H, …]; layers int32 [L] = 0 … L-1 on the device."""
+
+    gate_up: GemvMatrix
+    down: GemvMatrix
+    layers: Tensor
+
+
+@triton.jit
+def _in_order(bits, FENCE: tl.constexpr):
+    """The tile's bits, unchanged. Triton lets operands that come from narrow loads meet the matrix unit in another
+    order of k; not through an instruction that it cannot see through."""
+    if FENCE:
+        return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [bits], dtype=tl.int16, is_pure=False, pack=2)
+    else:
+        return bits
+
+
+@triton.jit
+def _as_weights(bits, dtype: tl.constexpr, FENCE: tl.constexpr):
+    if dtype == tl.bfloat16:
+        return _in_order(bits, FENCE).to(tl.bfloat16, bitcast=True)
+    else:
+        return (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True).to(dtype)
+
+
+@triton.jit
+def _tile_of_group(
+    words, scales, symbols, tails, cursor, group, bits_256, bits_16, K: tl.constexpr, N: tl.constexpr, ASM: tl.constexpr
+):
+    """One group of N rows, whose words, scales (float16*) and symbols (int32*) begin at these pointers [N]."""
+    n = tl.arange(0, 16)
+    codes = tl.load(words[:, None] + group * 16 + n[None, :])
+    at = symbols[:, None] + group * 32 + n[None, :]
+    scale = tl.load(scales + group).to(tl.float32)
+    return rebuild_group(codes, tl.load(at), tl.load(at + 16), scale, cursor, tails, bits_256, bits_16, N, ASM)
+
+
+@triton.jit
+def _gate_up_kernel(
+    x, slots32, slots8, words, scales, layers, experts, slots, members, counts, act, stride_x, bits_256, bits_16,
+    TOP_K: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, ENTRY: tl.constexpr,
+    SYMBOLS: tl.constexpr, TAILS: tl.constexpr, CAPACITY: tl.constexpr, LISTED: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_N: tl.constexpr, FENCE: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    slot, count, pairs, mask = _tile_pairs(experts, slots, members, counts, CAPACITY, ROWS, LISTED)
+    if tl.program_id(0) * ROWS >= count:
+        return
+    expert = tl.program_id(2)
+    if LISTED:
+        expert = tl.load(experts + expert).to(tl.int32)
+    gate_rows = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    up_rows = gate_rows + WIDTH
+    entry = slots32 + slot * (ENTRY // 4)
+    tails = slots8 + slot * ENTRY + TAILS
+    gate_cursor, up_cursor = tl.load(entry + gate_rows), tl.load(entry + up_rows)
+    prefetch_tails(tails, gate_cursor, ENTRY - TAILS, LINES, FENCE)
+    prefetch_tails(tails, up_cursor, ENTRY - TAILS, LINES, FENCE)
+    symbols = entry + SYMBOLS // 4
+    own = (tl.load(layers).to(tl.int64) * EXPERTS + expert) * (2 * WIDTH)
+    words += own * (H // 8)
+    scales += own * (H // 128)
+    x_rows = x + (pairs // TOP_K).to(tl.int64)[:, None] * stride_x
+    gate = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    up = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    for group in range(0, H // 128):
+        ks = group * 128 + tl.arange(0, 128)
+        a = tl.load(x_rows + ks[None, :], mask=mask[:, None], other=0.0)
+        g, gate_cursor = _tile_of_group(
+            words + gate_rows * (H // 8), scales + gate_rows * (H // 128), symbols + gate_rows * (H // 4), tails,
+            gate_cursor, group, bits_256, bits_16, H, BLOCK_N, FENCE,
+        )  # fmt: skip
+        u, up_cursor = _tile_of_group(
+            words + up_rows * (H // 8), scales + up_rows * (H // 128), symbols + up_rows * (H // 4), tails,
+            up_cursor, group, bits_256, bits_16, H, BLOCK_N, FENCE,
+        )  # fmt: skip
+        gate = tl.dot(a, tl.trans(_as_weights(g, x.dtype.element_ty, FENCE)), gate, input_precision="ieee")
+        up = tl.dot(a, tl.trans(_as_weights(u, x.dtype.element_ty, FENCE)), up, input_precision="ieee")
+    y = gate * tl.sigmoid(gate) * up
+    at = act + pairs[:, None] * WIDTH + gate_rows[None, :]
+    tl.store(at, y.to(act.dtype.element_ty), mask=mask[:, None])
+
+
+@triton.jit
+def _down_kernel(
+    act, slots32, slots8, words, scales, layers, experts, slots, members, counts, out, bits_256, bits_16,
+    H: tl.constexpr, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, ENTRY: tl.constexpr, SYMBOLS: tl.constexpr,
+    TAILS: tl.constexpr, CAPACITY: tl.constexpr, LISTED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    FENCE: tl.constexpr, LINES: tl.constexpr,
+):  # fmt: skip
+    slot, count, pairs, mask = _tile_pairs(experts, slots, members, counts, CAPACITY, ROWS, LISTED)
+    if tl.program_id(0) * ROWS >= count:
+        return
+    expert = tl.program_id(2)
+    if LISTED:
+        expert = tl.load(experts + expert).to(tl.int32)
+    ns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    entry = slots32 + slot * (ENTRY // 4)
+    tails = slots8 + slot * ENTRY + TAILS
+    cursor = tl.load(entry + 2 * WIDTH + ns)
+    prefetch_tails(tails, cursor, ENTRY - TAILS, LINES, FENCE)
+    symbols = entry + SYMBOLS // 4 + 2 * WIDTH * (H // 4) + ns * (WIDTH // 4)
+    own = (tl.load(layers).to(tl.int64) * EXPERTS + expert) * H
+    words += own * (WIDTH // 8) + ns * (WIDTH // 8)
+    scales += own * (WIDTH // 128) + ns * (WIDTH // 128)
+    y = tl.zeros([ROWS, BLOCK_N], tl.float32)
+    for group in range(0, WIDTH // 128):
+        ks = group * 128 + tl.arange(0, 128)
+        a = tl.load(act + pairs[:, None] * WIDTH + ks[None, :], mask=mask[:, None], other=0.0)
+        b, cursor = _tile_of_group(
+            words, scales, symbols, tails, cursor, group, bits_256, bits_16, WIDTH, BLOCK_N, FENCE
+        )
+        y = tl.dot(a, tl.trans(_as_weights(b, act.dtype.element_ty, FENCE)), y, input_precision="ieee")
+    tl.store(out + pairs.to(tl.int64)[:, None] * H + ns[None, :], y, mask=mask[:, None])
+
+
+def nested_ffn(
+    x: Tensor, entries: Tensor, codes: ResidentCodes, layer: Tensor, slots: Tensor, members: Tensor, counts: Tensor,
+    act: Tensor, out: Tensor, *, layout: NestedLayout, top_k: int, experts: Tensor | None = None,
+    gate_up_tile: GroupedTile = GATE_UP_TILE, down_tile: GroupedTile = DOWN_TILE,
+) -> None:  # fmt: skip
+    """As `grouped_ffn`. entries uint8 [slots, entry_bytes]; layer int32 [1] on the device: whose codes are meant.
+
+    x bfloat16 (other types only in tests: the rebuilt weights are converted to it).
+    """
+    count, k, hidden = out.shape
+    width = act.shape[2]
+    assert k == top_k and x.shape == (count, hidden) and x.stride(1) == 1 and x.dtype == act.dtype
+    assert entries.dim() == 2 and entries.is_contiguous() and entries.shape[1] % 256 == 0
+    assert act.is_contiguous() and out.is_contiguous() and act.shape[:2] == (count, k)
+    assert x.data_ptr() % 16 == entries.data_ptr() % 16 == 0, "unaligned tensors compile to another kernel"
+    assert hidden % GROUP == width % GROUP == 0, (hidden, width)
+    items = slots.numel()
+    assert (items == counts.numel()) if experts is None else (experts.numel() == items)
+    listed = slots if experts is None else experts
+    words = entries.view(torch.int32)
+    shape = {
+        "H": hidden, "WIDTH": width, "EXPERTS": codes.down.words.shape[1], "ENTRY": entries.shape[1],
+        "SYMBOLS": layout.symbols_at, "TAILS": layout.tails_at, "CAPACITY": members.shape[1],
+        "LISTED": experts is not None, "FENCE": entries.is_cuda or entries.is_meta,
+        "LINES": 4,
+    }  # fmt: skip
+    _gate_up_kernel[(triton.cdiv(count, gate_up_tile.rows), width // gate_up_tile.block_n, items)](
+        x, words, entries, *codes.gate_up, layer, listed, slots, members, counts, act, x.stride(0), BITS_256, BITS_16,
+        TOP_K=top_k, **shape, **_options(gate_up_tile),
+    )  # fmt: skip
+    _down_kernel[(triton.cdiv(count, down_tile.rows), hidden // down_tile.block_n, items)](
+        act, words, entries, *codes.down, layer, listed, slots, members, counts, out, BITS_256, BITS_16,
+        **shape, **_options(down_tile),
+    )  # fmt: skip
+
+
+def _options(tile: GroupedTile) -> dict[str, int]:
+    assert tile.block_k == GROUP, tile
+    return {"ROWS": tile.rows, "BLOCK_N": tile.block_n, "num_warps": tile.warps, "num_stages": tile.stages}
