@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import yaml
@@ -47,9 +48,21 @@ def split_nested(rows: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def usual_variant(system: str) -> str:
+    """The variant that stands for a system: conf/system's."""
+    options = entries().get(system.removesuffix(SUFFIX), {}).get("options", {})
+    return str(options.get("named") or options.get("variant", "default"))
+
+
 @cache
 def configured() -> pd.DataFrame:
     """label, colour, order, figure of every file of conf/system, by system."""
-    found = {p.stem: {"figure": True} | yaml.safe_load(p.read_text()) for p in sorted(CONF.glob("*.yaml"))}
+    found = entries()
     table = pd.DataFrame([[entry[name] for name in LOOKS] for entry in found.values()], list(found), LOOKS)
     return table.rename_axis("system")
+
+
+@cache
+def entries() -> dict[str, dict[str, Any]]:
+    """Every file of conf/system, by system."""
+    return {p.stem: {"figure": True} | yaml.safe_load(p.read_text()) for p in sorted(CONF.glob("*.yaml"))}

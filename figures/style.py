@@ -73,7 +73,10 @@ def systems(rows: pd.DataFrame) -> list[SystemStyle]:
             colour = _of(table, name, "system_colour", FALLBACK[number % len(FALLBACK)])
             label = str(_of(table, name, "system_label", name))
             dummy = "weights" in rows and (rows.loc[rows["system"] == name, "weights"] == "dummy").all()
-            label = f"{label} (dummy weights)" if dummy else label
+            tokens = rows.loc[rows["system"] == name, "new_tokens"].max() if "new_tokens" in rows else 0
+            remarks = ["dummy weights"] if dummy else []
+            remarks += [f"{tokens} tokens"] if tokens and tokens < rows["new_tokens"].max() else []
+            label = f"{label} ({', '.join(remarks)})" if remarks else label
             styles.append(SystemStyle(name, label, colour, "////" if dummy else ""))
     return styles
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import pandas as pd
 
-from figures.looks import SUFFIX
+from figures.looks import SUFFIX, usual_variant
 from figures.style import MEMORIES, shown
 
 MAIN = "specter"
@@ -63,19 +63,20 @@ def ablation(rows: pd.DataFrame) -> pd.DataFrame:
     return _varying(rows, "variant", VARIANTS, ["model", "memory", "weights", "link", "device", "B"])
 
 
-SIDE_BY_SIDE = ["model", "memory", "link", "device", "B", "prefix_len", "new_tokens", "temperature"]
+PLACE = ["model", "memory", "link", "device", "B", "prefix_len", "temperature"]
+SIDE_BY_SIDE = [*PLACE, "new_tokens"]
 """What systems that are compared with each other share."""
 
 
 def main(rows: pd.DataFrame) -> pd.DataFrame:
     """Two or more systems side by side at one workload: rows that belong to no sweep above."""
-    return _varying(best_depth(main_variant(unswept(rows))), "system", 2, SIDE_BY_SIDE)
+    return pooled([rows])
 
 
 def unswept(rows: pd.DataFrame) -> pd.DataFrame:
-    """Measured rows that belong to no sweep above. The named memory settings are no sweep over budgets."""
+    """Measured rows that belong to no sweep of several systems. The named memory settings are no sweep over budgets."""
     rows = measured(rows)
-    for sweep in (depth, batch, prefix, memory, ablation):
+    for sweep in (batch, prefix, memory):
         if rows.empty:
             break
         swept = sweep(rows)
@@ -86,8 +87,8 @@ def unswept(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def pooled(folders: Iterable[pd.DataFrame]) -> pd.DataFrame:
-    """The main rows of several folders, of which one may hold a single system. Where two hold the same system in the
-    same setting, the folder that compares most systems there counts."""
+    """The main rows of several folders, of which one may hold a single system; column asked_tokens (`asked`). Where two
+    hold the same system in the same setting, the folder that compares most systems there counts."""
     blocks = []
     for number, rows in enumerate(folders):
         rows = best_depth(main_variant(unswept(rows)))
@@ -100,8 +101,21 @@ def pooled(folders: Iterable[pd.DataFrame]) -> pd.DataFrame:
         ["beside", "folder"], ascending=[False, True], kind="stable"
     )
     first = rows.groupby(["system", "weights", *SIDE_BY_SIDE], dropna=False)["folder"].transform("first")
-    rows = rows[rows["folder"] == first].drop(columns=["folder", "beside"]).sort_index()
-    return _varying(rows, "system", 2, SIDE_BY_SIDE)
+    rows = asked(rows[rows["folder"] == first].drop(columns=["folder", "beside"]).sort_index())
+    return _varying(rows, "system", 2, [*PLACE, "asked_tokens"])
+
+
+def asked(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows with asked_tokens, the new tokens of the comparison that they belong to: their own, but where a system was
+    measured with fewer tokens than the others, and no other with so few, those of the others."""
+    systems = rows.groupby(SIDE_BY_SIDE, dropna=False)["system"].transform("nunique")
+    most = rows.assign(systems=systems).groupby(PLACE, dropna=False)["systems"].transform("max")
+    common = rows["new_tokens"].where(systems == most)
+    common = rows.assign(common=common).groupby(PLACE, dropna=False)["common"].transform("max")
+    there = rows.assign(there=rows["new_tokens"] == common)
+    there = there.groupby([*PLACE, "system"], dropna=False)["there"].transform("any")
+    alone = (systems == 1) & (most > 1) & ~there & (rows["new_tokens"] < common)
+    return rows.assign(asked_tokens=rows["new_tokens"].where(~alone, common).astype(int))
 
 
 def one_workload(rows: pd.DataFrame) -> pd.DataFrame:
@@ -109,8 +123,8 @@ def one_workload(rows: pd.DataFrame) -> pd.DataFrame:
     rows = main_variant(measured(rows))
     if rows.empty:
         return rows
-    rows = best_depth(rows[(rows["B"] == 1) & (rows["prefix_len"] == rows["prefix_len"].min())])
-    return _varying(rows, "system", 2, SIDE_BY_SIDE)
+    rows = asked(best_depth(rows[(rows["B"] == 1) & (rows["prefix_len"] == rows["prefix_len"].min())]))
+    return _varying(rows, "system", 2, [*PLACE, "asked_tokens"])
 
 
 def best_depth(rows: pd.DataFrame) -> pd.DataFrame:
@@ -128,16 +142,17 @@ SWEEPS = {"main": main, "depth": depth, "batch": batch, "prefix": prefix, "memor
 
 
 def main_variant(rows: pd.DataFrame) -> pd.DataFrame:
-    """One variant per system: `default` where it is there, else the one with most rows."""
+    """One variant per system: that of conf/system where it is there, else the one with most rows."""
     if rows.empty:
         return rows
     counts = rows.groupby(["system", "variant"]).size()
-    best = {s: _preferred(counts.xs(s, level="system")) for s in rows["system"].unique()}
+    best = {s: _preferred(str(s), counts.xs(s, level="system")) for s in rows["system"].unique()}
     return rows[rows["variant"] == rows["system"].map(best)]
 
 
-def _preferred(counts: pd.Series) -> str:
-    return "default" if "default" in counts.index else str(counts.idxmax())
+def _preferred(system: str, counts: pd.Series) -> str:
+    usual = usual_variant(system)
+    return usual if usual in counts.index else str(counts.idxmax())
 
 
 def _varying(rows: pd.DataFrame, column: str, least: int, fixed: list[str]) -> pd.DataFrame:
@@ -154,7 +169,8 @@ SETTING = ["weights", "link", "device", "temperature", "new_tokens", "prefix_len
 def settings(rows: pd.DataFrame, free: str | None = None) -> Iterator[tuple[str, pd.DataFrame]]:
     """(suffix for a file name, rows) for each setting: rows of different settings never share a figure. free: the
     sweep's own axis. Rows of systems with dummy weights stand beside those of every other kind, under their name."""
-    columns = [c for c in SETTING if c != free]
+    tokens = "asked_tokens" if "asked_tokens" in rows else "new_tokens"
+    columns = [tokens if c == "new_tokens" else c for c in SETTING if c != free]
     dummy = rows[rows["weights"] == "dummy"]
     rest = rows[rows["weights"] != "dummy"]
     if rest.empty:
@@ -171,4 +187,5 @@ def settings(rows: pd.DataFrame, free: str | None = None) -> Iterator[tuple[str,
 
 
 def _word(column: str, value: object) -> str:
-    return str(value) if column in ("weights", "link", "device") else f"{column}{value}"
+    name = "new_tokens" if column == "asked_tokens" else column
+    return str(value) if column in ("weights", "link", "device") else f"{name}{value}"

@@ -114,7 +114,8 @@ def _one_workload(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
     """The workload of most rows (new tokens, temperature, prefix; B but for the batch sweep)."""
     if rows.empty:
         return rows
-    columns = ["new_tokens", "temperature", "prefix_len"] + ([] if kind == "batch" else ["B"])
+    tokens = "asked_tokens" if "asked_tokens" in rows else "new_tokens"
+    columns = [tokens, "temperature", "prefix_len"] + ([] if kind == "batch" else ["B"])
     keys = ["weights", "link", "device"]
     counts = rows.groupby([*keys, *columns])["system"].transform("size")
     return rows[counts == rows.assign(n=counts).groupby(keys)["n"].transform("max")]

@@ -181,6 +181,28 @@ def test_systems_measured_in_folders_of_their_own_are_compared_and_none_counts_t
     assert found["tpot_ms"].min() > 1, "of two Specters the one beside MO-SM counts"
 
 
+def test_a_slow_system_measured_with_fewer_tokens_stands_beside_the_others_and_says_so(tmp_path):
+    rows = [r for r in main_rows() if r["model"] == "phi35_moe" and r["system"] in ("specter", "mo_sm", "transformers")]
+    few = {"new_tokens": 6, "config_hash": "few"}
+    write_records(tmp_path / "main", [r | few if r["system"] == "transformers" else r for r in rows])
+    found = redraw.gather(results.read(tmp_path), "main")
+    ((suffix, block),) = sweeps.settings(found)
+    assert suffix == "" and block["system"].nunique() == 3
+    assert "Transformers (6 tokens)" in [s.label for s in style.systems(block)]
+    another = [r | {"new_tokens": 6, "config_hash": "few too"} for r in rows if r["system"] != "transformers"]
+    write_records(tmp_path / "short", another)
+    blocks = dict(sweeps.settings(redraw.gather(results.read(tmp_path), "main")))
+    assert {s: b["system"].nunique() for s, b in blocks.items()} == {"-new_tokens128": 2, "-new_tokens6": 3}
+
+
+def test_the_configured_variant_stands_for_a_system_that_was_measured_in_several():
+    rows = pd.DataFrame(r for r in main_rows() if r["model"] == "phi35_moe" and r["system"] in ("specter", "mo_sm"))
+    own = rows[rows["system"] == "mo_sm"]
+    rows["variant"] = rows["variant"].where(rows["system"] != "mo_sm", "improved")
+    rows = pd.concat([own.assign(variant="as_released"), rows], ignore_index=True)
+    assert set(sweeps.main(rows).query("system == 'mo_sm'")["variant"]) == {"improved"}
+
+
 def test_three_named_memory_settings_are_a_main_run_and_lettered_budgets_a_sweep():
     rows = pd.DataFrame(r for r in main_rows() if r["model"] == "phi35_moe" and r["memory"] == "high")
     third = rows.assign(memory="roomy", budget_bytes=1)
