@@ -13,6 +13,7 @@ from harness.synthetic.source import EMBEDDING, HEAD, SyntheticSource
 from harness.synthetic.spec import SyntheticSpec
 from harness.synthetic.store import create_store, draft_from_store, draft_layers, fill_store
 from specter_core.assembly import COMPUTE_DTYPES, LoadedModel
+from specter_core.device_runtime import DeviceRuntime
 from specter_core.errors import UserError
 from specter_core.memory.host_store import HostExpertStore, StoreHandle
 from specter_core.model.decoder import Decoder, ops_for
@@ -59,13 +60,21 @@ def open_synthetic(
     if target.type == "cuda" and not torch.cuda.is_available():
         raise UserError("device 'cuda' was asked for and 0 CUDA devices are visible; use device 'cpu'")
     store = HostExpertStore.attach(store_handle) if store_handle else create_store(spec)
+    runtime: DeviceRuntime | None = None
     try:
+        if target.type == "cuda":
+            from specter_core.device_runtime import CudaRuntime
+
+            runtime = CudaRuntime()
+            runtime.register(store.segment)
         if not store.ready:
-            fill_store(spec, store, target)
-        model = LoadedModel(build_decoder(spec, target), store, None)
+            fill_store(spec, store, target, locked=True)
+        model = LoadedModel(build_decoder(spec, target), store, None, runtime=runtime)
         if need_draft:
             _add_draft(model, spec, target, fused, noise)
     except BaseException:
+        if runtime:
+            runtime.close()
         store.close()
         if store.owner:
             store.unlink()
@@ -94,18 +103,12 @@ def tensors(spec: SyntheticSpec, device: torch.device | str) -> Iterator[tuple[s
 
 
 def _add_draft(model: LoadedModel, spec: SyntheticSpec, target: torch.device, fused: bool, noise: float) -> None:
-    if target.type != "cuda":
-        model.draft = draft_from_store(spec, model.store, target, noise=noise)
+    if model.runtime is None or not fused:
+        model.draft = draft_from_store(spec, model.store, target, noise=noise, locked=True)
         return
-    from specter_core.device_runtime import CudaRuntime
     from specter_core.draft.kernels.path import FusedExpertPath
 
     config = spec.model_config
-    model.runtime = CudaRuntime()
-    model.runtime.register(model.store.segment)
-    if not fused:
-        model.draft = draft_from_store(spec, model.store, target, noise=noise)
-        return
     layers = draft_layers(model.store, target, noise=noise)
     model.fused_draft = FusedExpertPath.from_layers(
         layers, config.hidden, config.expert_width, config.top_k, target, pdl=model.runtime.pdl

@@ -66,9 +66,13 @@ class Knobs:
 
 
 KNOBS: Mapping[str, Knobs] = {
-    "deepseek_v2_lite": Knobs(),
-    "qwen15_moe": Knobs(),
-    "phi35_moe": Knobs(expert_gain=0.02),
+    "deepseek_v2_lite": Knobs(
+        topic_lengths=(100, 500), router_common=0.2, router_topics=(0.25, 0.1), expert_gain=0.07, vote_decay=0.8
+    ),
+    "qwen15_moe": Knobs(topic_lengths=(100, 500), router_common=0.05, router_topics=(0.3, 0.05), vote_decay=0.9),
+    "phi35_moe": Knobs(
+        topic_lengths=(200, 1200), router_common=0.2, router_topics=(0.3, 0.2), expert_gain=0.02, vote_decay=0.9
+    ),
 }
 _KNOBS_OF_SMALL = {
     "small_deepseek_v2": "deepseek_v2_lite",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -64,15 +64,17 @@ def fill_store(
     store: HostExpertStore,
     device: torch.device | str,
     progress: Callable[[int, int], None] | None = None,
+    *,
+    locked: bool = False,
 ) -> None:
     """Makes every routed expert on the device and writes it, with its trailer, into the store; then marks it ready.
 
-    progress(layers done, layers). On CUDA the segment is page-locked meanwhile. Trailers carry no CRC (0): it would
-    have to be computed on the host, at a second per GB and more.
+    progress(layers done, layers). On CUDA the segment is page-locked meanwhile, unless the caller has (locked).
+    Trailers carry no CRC (0): it would have to be computed on the host, at a second per GB and more.
     """
     assert store.layout == spec.layout, (store.layout, spec.layout)
     whole = store.segment.view(store.layers, store.experts, store.layout.entry_bytes)
-    with page_locked(store, device):
+    with nullcontext() if locked else page_locked(store, device):
         for layer in range(store.layers):
             whole[layer].copy_(_entries(spec, layer, device))
             if progress is not None:
@@ -86,6 +88,7 @@ def draft_layers(
     """(gate_up [E, 2I, H], down [E, H, I]) of every MoE layer, rounded to nearest at absmax / 7 per 128 inputs, on the
     device. noise: sigma added to the codes, as `DraftExperts.with_noise`."""
     layout = store.layout
+    assert layout.encoding == "plain", layout.encoding
     whole = store.segment.view(store.layers, store.experts, layout.entry_bytes)
     size = layout.hidden * layout.width
     at_once = max(1, _EXPERTS_AT_ONCE_BYTES // layout.entry_bytes)
@@ -103,10 +106,12 @@ def draft_layers(
 
 
 def draft_from_store(
-    spec: SyntheticSpec, store: HostExpertStore, device: torch.device | str, *, noise: float = 0.0
+    spec: SyntheticSpec, store: HostExpertStore, device: torch.device | str, *, noise: float = 0.0, locked: bool = False
 ) -> DraftExperts:
-    """The whole draft in canonical layout, on the CPU; its layers are rounded on the device. kind "rtn"."""
-    with page_locked(store, device):
+    """The whole draft in canonical layout, on the CPU; its layers are rounded on the device. kind "rtn". locked: as for
+    `fill_store`."""
+    assert store.layout == spec.layout, (store.layout, spec.layout)
+    with nullcontext() if locked else page_locked(store, device):
         layers = [tuple(_on_cpu(m) for m in layer) for layer in draft_layers(store, device, noise=noise)]
     gate_up, down = (
         Int4Matrix(
@@ -147,7 +152,7 @@ def _entries(spec: SyntheticSpec, layer: int, device: torch.device | str) -> Ten
     flat = found[:, : layout.payload_bytes].view(layout.dtype)
     for part, matrices in enumerate(expert_layer(spec, layer, device)):
         flat[:, part * size : (part + 1) * size] = matrices.flatten(1)
-    low, high, check, encoding = trailer_words(layout.hidden, layout.width, layout.dtype.itemsize, layout.encoding)
+    low, high, check, encoding = trailer_words(layout)
     words = b"".join(struct.pack("<iiiiiiii", low, high, layer, e, encoding, 0, check, 0) for e in range(experts))
     trailers = torch.frombuffer(bytearray(words), dtype=torch.uint8).view(experts, TRAILER_BYTES)
     found[:, layout.entry_bytes - TRAILER_BYTES :] = trailers.to(device)
