@@ -1,4 +1,4 @@
-"""efficiency.jsonl: what systems did with their time and their link, one line per measured batch; and the tables from it.
+"""efficiency.jsonl: what systems did with their time and their link, a line per measured batch; and tables from it.
 
 A batch's line names its row of records.csv and adds the numbers of harness/systems/probe.py: times of the whole batch
 in ms, loads in experts.

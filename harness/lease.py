@@ -47,7 +47,7 @@ def run_model(
     parts = [p for p in parts if p.groups]
     if not parts or time.monotonic() > until - CLOSING_S:
         return
-    if device == "cuda":
+    if device == "cuda" and parts[0].measurement.guard:
         gpu_guard.check_free(gpu)
     start = time.monotonic()
 

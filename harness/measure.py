@@ -34,7 +34,8 @@ class Measurement:
     """What every group of a run shares. advance(n) is called as n requests get their rows.
 
     Groups may be measured by several threads at a time. After `stop` nothing is recorded any more, and every worker
-    is ended. `close` when no more groups come. loads: what each load of a system took, for the run's side file.
+    is ended. `close` when no more groups come. guard: refuse a card
+    that another process uses. loads: what each load of a system took, for the run's side file.
     """
 
     config: RunConfig
@@ -45,6 +46,7 @@ class Measurement:
     notice: Callable[[str], None]
     advance: Callable[[int], None]
     until: float = math.inf
+    guard: bool = True
     loads: list[dict[str, Any]] = field(default_factory=list)
     _workers: set[WorkerProcess] = field(default_factory=set)
     _kept: dict[str | None, Seat] = field(default_factory=dict)
@@ -155,7 +157,8 @@ class Measurement:
         self.close_seat(gpu)
         meter = None
         if planned.memory.device == "cuda":
-            gpu_guard.check_free(gpu)
+            if self.guard:
+                gpu_guard.check_free(gpu)
             meter = DeviceMeter(gpu).open()
         place = "" if gpu is None else f"-gpu{gpu}"
         log = self.logs / f"{planned.model.name}-{planned.memory.label}-{system.name}{place}.log".replace(" ", "_")

@@ -33,8 +33,8 @@ def lru_loads(passes: Sequence[Needs], slots: Sequence[int]) -> int:
 
 
 def belady_loads(passes: Sequence[Needs], slots: Sequence[int]) -> int:
-    """The fewest loads that demand loading with so many slots per layer needs (Belady 1966: the victim is what is needed
-    again last), empty at first, ids taken in ascending order."""
+    """The fewest loads that demand loading with so many slots per layer needs (Belady 1966: the victim is what is
+    needed again last), empty at first, ids taken in ascending order."""
     loads = 0
     for layer, size in enumerate(slots):
         trace = [expert for p in passes for expert in p[layer]]

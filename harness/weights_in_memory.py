@@ -6,6 +6,7 @@ import os
 import pickle
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -50,7 +51,9 @@ def store_in_memory(model: ModelSpec, device: str) -> Iterator[ModelSpec]:
     """The spec with the handle of a store that a process of its own has filled; the segment is gone afterwards."""
     from harness.synthetic import create_store, spec_for
 
+    start = time.monotonic()
     store = create_store(spec_for(model.name))
+    made = time.monotonic()
     try:
         fill = [sys.executable, "-m", "harness.weights_in_memory", model.name, device]
         done = subprocess.run(
@@ -59,6 +62,8 @@ def store_in_memory(model: ModelSpec, device: str) -> Iterator[ModelSpec]:
         if done.returncode:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
             raise UserError(f"{model.name}: the host store could not be filled: {lines[-1] if lines else 'no reason'}")
+        took = f"reserved in {made - start:.1f} s, filled in {time.monotonic() - made:.1f} s"
+        print(f"{model.name}: {store.handle.bytes / 1e9:.1f} GB host store {took}", file=sys.stderr, flush=True)
         yield replace(model, store=store.handle)
     finally:
         store.close()

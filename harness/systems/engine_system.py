@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -37,14 +38,17 @@ class EngineSystem:
     def load(self, model: ModelSpec, memory: MemorySpec) -> None:
         """UserError: no draft for depth > 0, a budget below one slot per layer, an unknown device."""
         options = replace(self._options, context_tokens=memory.max_sequence, max_batch=memory.batch)
-        wanted = Opened(model, memory.device, options.depth > 0)
+        wanted, start = Opened(model, memory.device, options.depth > 0), time.monotonic()
         if self._model is None or self._opened != wanted:
             self._drop_model()
             self._model, self._opened = open_weights(wanted), wanted
         if memory.device == "cuda":
             device_memory.tidy()
             device_memory.cap_allocator(memory.budget_bytes)
+        opened = time.monotonic()
         self._engine = self.build(self._model, options, memory)
+        parts = ", ".join(f"{name} {size / 1e9:.3f}" for name, size in self._engine.slots.parts.items())
+        print(f"weights {opened - start:.1f} s, engine {time.monotonic() - opened:.1f} s; GB: {parts}")
 
     def take_over(self, former: object) -> None:
         """Goes on with the weights that another system of this process has loaded; its engine ends."""

@@ -66,8 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--datasets", **names(DATASETS))
     parser.add_argument("--encoding", **names(("plain",)), help="of Specter's experts: plain, nested")
     parser.add_argument("--sweep", default="main", help="a sweep of conf/sweep; its axes replace the ones above")
-    parser.add_argument("--also", action="append", default=[], metavar="SYSTEM=JSON", help="a variant: its options, with "
-                        '"named": what its rows are called')  # fmt: skip
+    parser.add_argument(
+        "--also", action="append", default=[], metavar="SYSTEM=JSON",
+        help='a variant: its options, with "named": what its rows are called',
+    )  # fmt: skip
     parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="any field of the configuration")
     parser.add_argument("--prompts", type=int, default=1, help="per dataset")
     parser.add_argument("--new-tokens", type=int, default=128)
@@ -80,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--limit-s", type=float, default=1e9, help="stop between requests when so much time has passed")
     parser.add_argument("--write-off", metavar="REASON", help="a row with this reason for everything not measured")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--no-guard", action="store_true", help="measure although another process may use the card")
     return parser
 
 
@@ -153,6 +156,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         Measurement(
             config=config, records=records, reference=reference, logs=out / "workers", git_commit=commit,
             notice=_notice, advance=lambda _: None, until=until, loads=loads,
+            guard=not options.no_guard,
         )
         for config in configs
     ]  # fmt: skip
@@ -183,6 +187,8 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _environment(out: Path, device: str, plans: Sequence[tuple[RunConfig, RunPlan]], commit: str) -> None:
+    if (out / "environment.json").exists():
+        return  # a run that goes on, on the same machine: the link has been measured
     hashes = {name: spec.weights_hash for _, plan in plans for name, spec in plan.models.items()}
     environment.write(out / "environment.json", environment.capture(device, None, hashes, commit))
 
