@@ -31,7 +31,7 @@ def _draw(table: pd.DataFrame) -> Figure:
     own = traces.between(table, start, end)
     fig = Figure(figsize=(style.TEXT_WIDTH_IN, 2.5), layout="constrained")
     axis = fig.subplots()
-    steps = own[own["name"] == "draft step"]
+    steps = traces.computed(own, "draft step")
     traces.bars(axis, steps, 2, traces.COLOURS["draft"])
     for step in steps.itertuples():
         if step.ms > 0.019 * (end - start):
@@ -50,7 +50,8 @@ def _draw(table: pd.DataFrame) -> Figure:
             fontsize=6.5,
             color="white",
         )
-    committed = 1 + sum(w["committed"] for w in counts[:first])  # prefill commits the first token
+    before = table.attrs.get("committed_before", 1)  # prefill commits the first token
+    committed = before + sum(w["committed"] for w in counts[:first])
     for number, window in zip(range(first, first + SHOWN), shown.itertuples(), strict=False):
         axis.axvline(window.end_ms - start, color="black", lw=0.9)
         if number < len(counts):

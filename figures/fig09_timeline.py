@@ -56,9 +56,9 @@ def _draw(table: pd.DataFrame) -> Figure:
     fig = Figure(figsize=(style.TEXT_WIDTH_IN, 2.6), layout="constrained")
     axis = fig.subplots()
     _bands(axis, phases(own, draft_end), window["verify_ms"] - window["start_ms"], length)
-    traces.bars(axis, own[own["name"] == "draft step"], 2, traces.COLOURS["draft"])
-    traces.bars(axis, own[own["name"].str.startswith("attention")], 2, "#555555")
-    traces.bars(axis, own[own["name"].str.startswith("experts")], 2, traces.COLOURS["verify"])
+    kinds = {"draft step": "draft", "attention": "attention", "experts": "verify", "stall": "stall"}
+    for kind, colour in kinds.items():
+        traces.bars(axis, traces.computed(own, kind), 2, traces.COLOURS[colour])
     for plan in own[own["name"] == "plan"].itertuples():
         axis.plot([plan.start_ms] * 2, [0.5, 2.45], color="black", lw=1)
     link = own[own["track"] == "link"]
@@ -69,7 +69,7 @@ def _draw(table: pd.DataFrame) -> Figure:
     axis.set_xlim(0, length)
     axis.set_xlabel("time within the window (ms)")
     axis.grid(visible=False)
-    _legend(fig)
+    _legend(fig, stalls=len(traces.computed(own, "stall")) > 0)
     style.stamp(fig, traces.caption(table, f"window {number + 1}"), traces.on_cpu(table))
     return fig
 
@@ -83,17 +83,22 @@ def _bands(axis: Axes, spans: list[PhaseSpan], verify_ms: float, length: float) 
             axis.text((span.start_ms + span.end_ms) / 2, 2.66, name, ha="center", va="center", fontsize=6.8)
 
 
-def _legend(fig: Figure) -> None:
+def _legend(fig: Figure, stalls: bool) -> None:
     marks = {
         "draft step": traces.COLOURS["draft"],
         "plan (boundary)": traces.COLOURS["plan"],
-        "attention and router": "#555555",
+        "attention and router": traces.COLOURS["attention"],
         "experts of a layer": traces.COLOURS["verify"],
         "predicted load": traces.COLOURS["prefetch"],
         "demanded load": traces.COLOURS["demand"],
     }
+    if stalls:
+        marks["waiting for an expert"] = traces.COLOURS["stall"]
     handles = [Rectangle((0, 0), 1, 1, fc=c) for c in marks.values()]
-    fig.legend(handles, list(marks), loc="outside upper center", ncols=6, frameon=False, handlelength=1.1, fontsize=7)
+    columns = 6 if len(marks) == 6 else 4
+    fig.legend(
+        handles, list(marks), loc="outside upper center", ncols=columns, frameon=False, handlelength=1.1, fontsize=7
+    )
 
 
 if __name__ == "__main__":

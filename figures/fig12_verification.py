@@ -25,10 +25,12 @@ def figure(expertwise: pd.DataFrame, tokenwise: pd.DataFrame) -> Figure:
 
 
 def layer_events(table: pd.DataFrame, window: int, layer: int) -> pd.DataFrame:
-    """Expert calls and loads of a layer in a window's verification, times from the layer's first call."""
+    """Expert calls, waiting (which a GPU's trace shows apart) and loads of a layer in a window's verification, times
+    from the layer's first call."""
     found = traces.windows(table).iloc[window]
     own = table[(table["start_ms"] >= found["verify_ms"]) & (table["start_ms"] < found["end_ms"])]
-    calls = own[own["name"] == f"experts {layer}"]
+    compute = own[own["track"] == "compute"]
+    calls = compute[compute["name"].isin([f"experts {layer}", f"stall {layer}"])].sort_values("start_ms")
     start, end = calls["start_ms"].iloc[0], (calls["start_ms"] + calls["ms"]).max()
     loads = own[(own["track"] == "link") & (own["start_ms"] + own["ms"] > start) & (own["start_ms"] < end)]
     both = pd.concat([calls, loads[loads["layer"] == layer]])
@@ -53,13 +55,16 @@ def _draw(tables: dict[str, pd.DataFrame]) -> Figure:
     for axis, (order, table) in zip(axes, tables.items(), strict=True):
         _panel(axis, layer_events(table, window, layer), f"{titles[order]}", pass_ms(table))
     axes[-1].set_xlabel("time from the layer's first expert call (ms)")
+    apart = any(len(traces.computed(table, "stall")) for table in tables.values())
     marks = {
-        "expert computation and waiting": traces.COLOURS["verify"],
+        "expert computation" if apart else "expert computation and waiting": traces.COLOURS["verify"],
         "predicted load": traces.COLOURS["prefetch"],
         "demanded load": traces.COLOURS["demand"],
     }
+    if apart:
+        marks["waiting for an expert"] = traces.COLOURS["stall"]
     handles = [Rectangle((0, 0), 1, 1, fc=c) for c in marks.values()]
-    fig.legend(handles, list(marks), loc="outside upper center", ncols=3, frameon=False, handlelength=1.1)
+    fig.legend(handles, list(marks), loc="outside upper center", ncols=len(marks), frameon=False, handlelength=1.1)
     table = tables["expertwise"]
     which = f"window {window + 1}, MoE layer {layer}; loads of other layers not shown"
     style.stamp(fig, traces.caption(table, which), traces.on_cpu(table))
@@ -68,7 +73,9 @@ def _draw(tables: dict[str, pd.DataFrame]) -> Figure:
 
 def _panel(axis: Axes, own: pd.DataFrame, title: str, whole_ms: float) -> None:
     calls, loads = own[own["track"] != "link"], own[own["track"] == "link"]
-    traces.bars(axis, calls, 1, traces.COLOURS["verify"])
+    waiting = calls["name"].str.startswith("stall")
+    traces.bars(axis, calls[~waiting], 1, traces.COLOURS["verify"])
+    traces.bars(axis, calls[waiting], 1, traces.COLOURS["stall"])
     for priority in ("prefetch", "demand"):
         traces.bars(axis, loads[loads["priority"] == priority], 0, traces.COLOURS[priority])
     layer_ms = (calls["start_ms"] + calls["ms"]).max()

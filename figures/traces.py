@@ -14,6 +14,7 @@ from figures import style
 
 COLUMNS = ["name", "track", "start_ms", "ms", "layer", "expert", "priority", "token", "drafted", "rows", "misses"]
 COLOURS = {"prefetch": "#0072B2", "demand": style.MISS, "draft": "#56B4E9", "verify": "#009E73", "plan": "black"}
+COLOURS |= {"attention": "#555555", "stall": "#F0E442"}
 
 
 def events(path: Path) -> pd.DataFrame:
@@ -36,14 +37,19 @@ def _row(event: dict, tracks: dict[int, str]) -> dict:
     row = {c: args.get(c) for c in COLUMNS}
     row |= {"name": event["name"], "track": tracks[event["tid"]]}
     row |= {"start_ms": event["ts"] / 1e3, "ms": event["dur"] / 1e3}
-    if kind == "experts":
+    if kind in ("experts", "stall"):
         row["layer"] = int(number)
     return row
 
 
+def computed(table: pd.DataFrame, kind: str) -> pd.DataFrame:
+    """Events of the compute track whose name starts so; a GPU's trace has host events of the same names elsewhere."""
+    return table[(table["track"] == "compute") & table["name"].str.startswith(kind)]
+
+
 def windows(table: pd.DataFrame) -> pd.DataFrame:
-    """Columns start_ms, draft_end_ms, end_ms, steps: one row per window with a draft."""
-    steps = table[table["name"] == "draft step"]
+    """Columns start_ms, draft_end_ms, verify_ms, end_ms, steps: one row per window with a draft."""
+    steps = computed(table, "draft step")
     passes = table[table["name"] == "verify"]
     rows = []
     for verify in passes.itertuples():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from specter_core.device_runtime import CudaRuntime, DeviceRuntime
+from specter_core.device_timeline import DeviceTimeline
 from specter_core.draft.draft_graph import GraphDraftPass
 from specter_core.draft.experts import DraftExpertPath
 from specter_core.draft.kernels.path import FusedExpertPath
@@ -40,6 +41,8 @@ class CudaParts:
         self._model, self._options, self._trace = model, options, trace
         model.runtime = runtime or model.runtime or CudaRuntime()
         self._runtime = model.runtime
+        if trace.enabled:
+            trace.device = DeviceTimeline(self._runtime)
         self._weights = FusedWeights.of(decoder)
 
     def link(self, slots: SlotBuffer, rate_bytes_per_s: float | None) -> CudaLink:
@@ -50,7 +53,9 @@ class CudaParts:
 
     def executor(self, slots: SlotBuffer, loader: ExpertLoader) -> CudaLayerExecutor:
         experts = self._model.decoder.config.num_experts
-        self._executor = CudaLayerExecutor(self._model.store.layout, slots, loader, self._link, self._runtime, experts)
+        self._executor = CudaLayerExecutor(
+            self._model.store.layout, slots, loader, self._link, self._runtime, experts, self._trace
+        )
         return self._executor
 
     def target(self, experts: ExpertPass) -> CudaTargetPass:
@@ -69,7 +74,7 @@ class CudaParts:
             experts = DraftExpertPath(model.draft.to(model.decoder.device), fused=False)
         return GraphDraftPass(
             model.decoder, self._weights, experts, analyzer, self._runtime, depth=options.depth,
-            shared_kv=options.shared_kv, graphs=options.graphs and options.fused_kernel,
+            shared_kv=options.shared_kv, graphs=options.graphs and options.fused_kernel, trace=self._trace,
         )  # fmt: skip
 
     def _fused_experts(self) -> DraftExpertsPath:

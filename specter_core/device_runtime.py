@@ -25,6 +25,18 @@ class DeviceEvent(Protocol):
         ...
 
 
+class DeviceTimer(Protocol):
+    """An event that knows its time."""
+
+    def record(self) -> None:
+        """Behind everything on the compute stream so far."""
+        ...
+
+    def ms_after(self, other: DeviceTimer) -> float:
+        """Device time since `other`; both have passed."""
+        ...
+
+
 class DeviceRuntime(Protocol):
     """One compute stream: the calling thread's current one."""
 
@@ -62,6 +74,8 @@ class DeviceRuntime(Protocol):
 
     def event(self) -> DeviceEvent: ...
 
+    def timer(self) -> DeviceTimer: ...
+
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         """The launches of `run` as one graph, to be replayed. `run` was called at least once before."""
         ...
@@ -81,6 +95,18 @@ class _Event:
     @property
     def handle(self) -> int:
         return int(self._event.cuda_event)
+
+
+class _Timer:
+    def __init__(self) -> None:
+        self._event = torch.cuda.Event(enable_timing=True)
+
+    def record(self) -> None:
+        self._event.record()
+
+    def ms_after(self, other: DeviceTimer) -> float:
+        assert isinstance(other, _Timer)
+        return float(other._event.elapsed_time(self._event))
 
 
 class CudaRuntime:
@@ -121,6 +147,9 @@ class CudaRuntime:
 
     def event(self) -> DeviceEvent:
         return _Event()
+
+    def timer(self) -> DeviceTimer:
+        return _Timer()
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()

@@ -143,6 +143,7 @@ class SpecterEngine:
             first = self._first_token(b, logits, len(prompt))
             self.state.commit_prefill(b, first, time.perf_counter_ns())
         self.meter.end(self.prefill_stats)
+        self.trace.settle()
 
     def _window(self) -> WindowStats:
         """One iteration: draft, with prefetching underneath; verify; commit."""
@@ -152,6 +153,7 @@ class SpecterEngine:
         logits = self._verify(window, stats)
         self._commit(window, logits, stats)
         self.depth_policy.observe(stats)
+        self.trace.settle()
         return stats
 
     def _draft(self, stats: WindowStats) -> Window:
@@ -195,10 +197,11 @@ class SpecterEngine:
         """Hands the counters to the planner and its loads to the link; returns the next boundary."""
         transfer_ms = self.experts.loader.entry_ms
         self.meter.open_link()
-        with self.trace.span("plan", drafted=drafted):
+        with self.trace.span("plan", drafted=drafted) as note:
             counters = snapshot.wait()
             step_ms = (time.perf_counter_ns() - start_ns) / 1e6 / drafted
             plan = self.prefetcher.on_boundary(counters, drafted, Timings(step_ms, transfer_ms))
+            note |= {"phase": plan.phase.value, "loads": len(plan.loads), "next_boundary": plan.next_boundary}
         return plan.next_boundary
 
     def _verify(self, window: Window, stats: WindowStats) -> Tensor:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from specter_core.device_timeline import DeviceTimeline
 from specter_core.memory.link import BusyInterval
 
 COMPUTE = "compute"
 LINK = "link"
+HOST = "host"
 
 
 class Event(NamedTuple):
@@ -26,27 +28,50 @@ class Event(NamedTuple):
 
 
 class Trace:
-    """Collects events. A disabled trace costs one attribute test per span."""
+    """Collects events. A disabled trace costs one attribute test per span.
+
+    device: the compute stream's own clock, where computation runs apart from the host; what the host does then lies
+    on a track of its own.
+    """
 
     def __init__(self, enabled: bool = True) -> None:
         self.enabled = enabled
         self.events: list[Event] = []
+        self.device: DeviceTimeline | None = None
 
     def add(self, name: str, track: str, start_ns: int, end_ns: int, **args: Any) -> None:
         if self.enabled:
             self.events.append(Event(name, track, start_ns, end_ns, args))
 
     @contextmanager
-    def span(self, name: str, track: str = COMPUTE, **args: Any) -> Iterator[None]:
-        """Records the host time spent inside the block."""
+    def span(self, name: str, **args: Any) -> Iterator[dict[str, Any]]:
+        """Records the host time spent inside the block, which may add to what it is given: the event's args."""
         if not self.enabled:
-            yield
+            yield args
             return
+        track = COMPUTE if self.device is None else HOST
         start = time.perf_counter_ns()
         try:
-            yield
+            yield args
         finally:
             self.events.append(Event(name, track, start, time.perf_counter_ns(), args))
+
+    def compute(self, name: str, **args: Any) -> AbstractContextManager[dict[str, Any]]:
+        """Records the time that the block's computation takes: on a device between events of its stream."""
+        if self.enabled and self.device is not None:
+            return self.device.span(name, **args)
+        return self.span(name, **args)
+
+    def on_device(self, name: str, **args: Any) -> AbstractContextManager[dict[str, Any]]:
+        """Records what the block puts on the compute stream; nothing where the host computes."""
+        if self.enabled and self.device is not None:
+            return self.device.span(name, **args)
+        return nullcontext(args)
+
+    def settle(self) -> None:
+        """After a window: takes over what was recorded on the device, waiting for it."""
+        if self.enabled and self.device is not None:
+            self.events += [Event(s.name, COMPUTE, s.start_ns, s.end_ns, s.args) for s in self.device.resolve()]
 
     def add_link(self, intervals: Iterable[BusyInterval]) -> None:
         """The pieces that a link has recorded, on its track: layer, expert, bytes, and why each was sent."""

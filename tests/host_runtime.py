@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,17 @@ class HostEvent:
 
     def record(self) -> None:
         pass
+
+
+class HostTimer:
+    def __init__(self) -> None:
+        self.at_ns = 0
+
+    def record(self) -> None:
+        self.at_ns = time.perf_counter_ns()
+
+    def ms_after(self, other: HostTimer) -> float:
+        return (self.at_ns - other.at_ns) / 1e6
 
 
 class HostRuntime:
@@ -47,6 +59,9 @@ class HostRuntime:
 
     def event(self) -> HostEvent:
         return HostEvent()
+
+    def timer(self) -> HostTimer:
+        return HostTimer()
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         self.captured += 1

@@ -21,6 +21,7 @@ from specter_core.state.kv_cache import KVCache
 from specter_core.state.rng import Purpose, uniform
 from specter_core.state.sampling import SpeculativeSampler, draw, filtered_probs
 from specter_core.state.state_manager import StateManager
+from specter_core.trace import Trace
 
 PREFILL_ROWS = 64
 FIRST_BUCKET = 512
@@ -102,10 +103,12 @@ class GraphDraftPass:
         depth: int,
         shared_kv: bool = True,
         graphs: bool = True,
+        trace: Trace | None = None,
     ) -> None:
         self.decoder, self.weights, self.experts = decoder, weights, experts
         self.analyzer, self.runtime = analyzer, runtime
         self.shared_kv, self.graphs = shared_kv, graphs
+        self._trace = trace or Trace(enabled=False)
         self._depth = depth
         self._plain = DraftPass(decoder, experts, analyzer, shared_kv=shared_kv)
         self._steps: dict[int, _Step] = {}
@@ -145,12 +148,13 @@ class GraphDraftPass:
                 if self._taken < depth:
                     self.state.note_draft_write(b, self.boundaries[b] + self._taken)
         self._taken += 1
-        if self._greedy:
-            self._step.greedy()
-        else:
-            self._step.logits()
-            self._sample()
-            self._step.advance()
+        with self._trace.on_device("draft step", token=self._taken):
+            if self._greedy:
+                self._step.greedy()
+            else:
+                self._step.logits()
+                self._sample()
+                self._step.advance()
 
     def candidates(self) -> tuple[Tensor, Tensor | None]:
         """Waits for the window's steps. Draft tokens [B, K] int64 on the host, distributions on the device."""

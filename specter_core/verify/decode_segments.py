@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -11,6 +13,7 @@ from specter_core.memory.native import library
 from specter_core.model.fused_pass import FusedPass
 from specter_core.model.fused_weights import FusedWeights
 from specter_core.model.rows import Rows
+from specter_core.trace import Trace
 from specter_core.verify.executor_cuda import CudaLayerExecutor, RoutedWork
 from specter_core.verify.kernels.combine_rows import combine_rows
 from specter_core.verify.kernels.group_rows import group_rows
@@ -26,12 +29,13 @@ class DecodeSegments:
 
     The host fills `fill` before segment 0 and reads `ids(j)` after segment j. Slot table and inputs are read from
     mapped memory by segment 0. `steps` rows per sequence: what a pass has less is invalid rows. hits: compute
-    resident experts inside the segments. graphs: replay captured segments, else launch one kernel after another.
+    resident experts inside the segments. graphs: replay captured segments, else launch one kernel after another. With a
+    trace, a segment is two replays, so that attention and resident experts can be told apart.
     """
 
     def __init__(
         self, step: FusedPass, weights: FusedWeights, executor: CudaLayerExecutor, steps: int, batch: int, *,
-        graphs: bool, hits: bool,
+        graphs: bool, hits: bool, trace: Trace,
     ) -> None:  # fmt: skip
         self.step, self.steps, self.batch = step, steps, batch
         self._weights, self._executor, self._hits = weights, executor, hits
@@ -49,11 +53,13 @@ class DecodeSegments:
         self._table = torch.full((layers, columns), -1, dtype=torch.int32, device=device)
         self._valid = step.valid.view(torch.uint8)
         plain = [self._segment(j) for j in range(layers + 1)]
-        for run in plain:  # all rows invalid, no slot: compiles
+        for run in chain(*plain):  # all rows invalid, no slot: compiles
             run()
         self.work = executor.captured(self.work, graphs)
         runtime.synchronize()
-        self.segments = [runtime.capture(run) for run in plain] if graphs else plain
+        whole = [parts if trace.enabled else [partial(_in_turn, parts)] for parts in plain]
+        ready = [[runtime.capture(run) for run in parts] for parts in whole] if graphs else whole
+        self.segments = [self._traced(j, parts, trace) if trace.enabled else parts[0] for j, parts in enumerate(ready)]
 
     def fill(self, tokens: Tensor, rows: Rows, table: Sequence[dict[int, int]]) -> None:
         """tokens int64 [B, T] and rows (host) with T ≤ steps; table: resident expert -> slot, per MoE layer;
@@ -116,16 +122,26 @@ class DecodeSegments:
         self._dense(self._moe[-1] + 1, len(self._weights.layers))
         self.step.head()
 
-    def _segment(self, j: int) -> Callable[[], None]:
+    def _segment(self, j: int) -> list[Callable[[], None]]:
+        """Up to the router, and resident experts."""
+
         def run() -> None:
             if j:
                 self.close(j - 1)
             if j == len(self._moe):
                 self.finish()
-                return
-            self.open(j)
-            if self._hits:
-                self.compute_hits(j)
+            else:
+                self.open(j)
+
+        return [run, partial(self.compute_hits, j)] if self._hits and j < len(self._moe) else [run]
+
+    def _traced(self, j: int, parts: Sequence[Callable[[], None]], trace: Trace) -> Callable[[], None]:
+        names = [f"attention {self._moe[j]}" if j < len(self._moe) else "head", f"experts {j}"]
+
+        def run() -> None:
+            for name, part in zip(names, parts, strict=False):
+                with trace.on_device(name):
+                    part()
 
         return run
 
@@ -133,3 +149,8 @@ class DecodeSegments:
         for index in range(start, stop):
             self.step.attend(index)
             self.step.dense(index)
+
+
+def _in_turn(parts: Sequence[Callable[[], None]]) -> None:
+    for part in parts:
+        part()

@@ -19,6 +19,7 @@ from specter_core.memory.link import Priority
 from specter_core.memory.link_cuda import CudaLink
 from specter_core.memory.payload import PayloadLayout
 from specter_core.memory.slot_buffer import SlotBuffer
+from specter_core.trace import Trace
 from specter_core.verify.executor_cpu import LayerTiming
 from specter_core.verify.kernels.group_rows import group_rows
 from specter_core.verify.kernels.grouped_ffn import grouped_ffn
@@ -72,8 +73,9 @@ class CudaLayerExecutor:
         link: CudaLink,
         runtime: DeviceRuntime,
         experts: int,
+        trace: Trace,
     ) -> None:
-        self.layout, self.runtime, self.experts = layout, runtime, experts
+        self.layout, self.runtime, self.experts, self._trace = layout, runtime, experts, trace
         self.buffer = slots.data.view(layout.dtype)  # [slots, entry / itemsize]
         self._slots, self._loader, self._cache, self._link = slots, loader, loader.cache, link
         self._words = slots.data.view(torch.int32)
@@ -185,7 +187,8 @@ class CudaLayerExecutor:
         """Order the compute stream behind an expert's arrival; what is there already is computed first."""
         if op.key not in self._loader.reap():
             group = self._compute(group, layer, work)
-            timing.stall_ns[op.source.value] += self._loader.wait(op.key)
+            with self._trace.on_device(f"stall {layer}", cause=op.source.value, expert=op.key.expert):
+                timing.stall_ns[op.source.value] += self._loader.wait(op.key)
         return group
 
     def _wait_free(self, slot: int) -> int:
@@ -199,7 +202,8 @@ class CudaLayerExecutor:
     def _compute(self, group: list[tuple[int, int]], layer: int, work: RoutedWork) -> list[tuple[int, int]]:
         """Launch the group's products; its slots may be overwritten once these have run. Returns an empty group."""
         if group:
-            self._launch(group, layer, work)
+            with self._trace.on_device(f"experts {layer}", arrived=len(group)):
+                self._launch(group, layer, work)
             event = self.mark()
             for _, slot in group:
                 self._link.free_after(slot, event)

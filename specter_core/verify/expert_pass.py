@@ -13,6 +13,7 @@ from specter_core.memory.expert_cache import ExpertCache, SlotState
 from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.model.layer import Routing
 from specter_core.trace import Trace
+from specter_core.prefetch.need_history import NeedHistory
 from specter_core.types import ExpertKey, WindowStats
 from specter_core.verify.combine import combine_rows
 from specter_core.verify.executor_cpu import LayerTiming
@@ -51,6 +52,7 @@ class ExpertPass:
         *,
         order: str = "expertwise",
         trace: Trace,
+        history: NeedHistory | None = None,
     ) -> None:
         self.cache: ExpertCache = loader.cache
         self.loader = loader
@@ -59,6 +61,7 @@ class ExpertPass:
         self.executor = executor
         self.order = order
         self.trace = trace
+        self.history = history
         self.hook: LayerHook | None = None
         self._batch = 1
         self.routes: list[tuple[int, Tensor]] = []  # (layer, ids [R, k]) of the last decode pass
@@ -68,6 +71,7 @@ class ExpertPass:
         ids = torch.cat([r.ids for r in routings])  # [R, k]
         normed = torch.cat([r.normed for r in routings])  # [R, H]
         out = torch.zeros(*ids.shape, normed.shape[1], dtype=torch.float32, device=ids.device)  # [R, k, H]
+        self.prefetcher.prepare_layer(layer)
         self.schedule(layer, ids.cpu(), stats, lambda plan, rows: self.executor.run(plan, normed, ids, out, rows))
         weights = torch.cat([r.weights for r in routings])
         return list(combine_rows(out, weights, ids).split([r.ids.shape[0] for r in routings]))
@@ -81,12 +85,15 @@ class ExpertPass:
         """
         self.routes.append((layer, ids))
         counts = _rows_per_expert(ids)
-        late = self.prefetcher.before_layer(layer, list(counts))
+        late = self.prefetcher.before_layer(layer, counts)
+        if self.history:
+            self.history.observe(layer, counts)
         self._classify(layer, counts, late, stats)
         if self.hook:
             self.hook.before_plan(layer, counts)
         if counts and all(expert in computed for expert in counts):
-            self._count_uses(layer, counts)
+            with self.trace.span(f"experts {layer}", hits=len(counts), late=0, misses=0):
+                self._count_uses(layer, counts)
         elif self.order == "expertwise":
             self._execute(layer, counts, late, None, stats, execute)
         else:
@@ -99,10 +106,13 @@ class ExpertPass:
         self.routes.clear()
         self._batch = batch
 
-    def routed_by(self, rows: Sequence[int]) -> set[ExpertKey]:
-        """Experts that these flat rows of the last pass were routed to."""
+    def routed_by(self, rows: Sequence[int]) -> set[tuple[int, int]]:
+        """(layer, expert) that these flat rows of the last pass were routed to."""
+        if not self.routes or not rows:
+            return set()
         index = torch.tensor(rows, dtype=torch.int64)
-        return {ExpertKey(layer, e) for layer, ids in self.routes for e in ids[index].flatten().tolist() if e >= 0}
+        ids = torch.stack([ids for _, ids in self.routes])[:, index].flatten(1).tolist()  # [L, rows · k]
+        return {(layer, e) for (layer, _), own in zip(self.routes, ids, strict=True) for e in set(own) if e >= 0}
 
     def reset(self) -> None:
         """Empties the cache; what is under way arrives first."""

@@ -46,7 +46,7 @@ class TargetPass:
     def _layers(self, xs: list[Tensor], rows: list[Rows], kv: KVCache, stats: WindowStats) -> list[Tensor]:
         """xs: hidden [R_i, H] per chunk -> the same after the last layer."""
         for index, layer in enumerate(self.decoder.layers):
-            with self.trace.span(f"attention {index}"):
+            with self.trace.compute(f"attention {index}"):
                 xs = [layer.attend(x, kv, r) for x, r in zip(xs, rows, strict=True)]
             if layer.moe_index is None:
                 xs = [layer.dense(x) for x in xs]

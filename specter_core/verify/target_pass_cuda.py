@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -72,8 +73,7 @@ class CudaTargetPass:
     ) -> None:
         waiting: list[int] = []  # layers whose routing the host has not looked at yet
         for j in range(self._layers):
-            with self.trace.span(f"segment {j}"):
-                made.segments[j]()
+            made.segments[j]()
             if len(table[j]) == self.decoder.config.num_experts:
                 waiting.append(j)
                 continue
@@ -91,7 +91,9 @@ class CudaTargetPass:
     ) -> None:  # fmt: skip
         """The host's part of layer j: account for its hits, load and compute the rest."""
         after = self._executor.mark()
+        start_ns = time.perf_counter_ns()
         ids = made.ids(j, rows.steps)
+        stats.router_wait_ms += (time.perf_counter_ns() - start_ns) / 1e6
         if tokenwise:
             self._run_rows(made, j, ids, rows, stats)
             return
@@ -146,6 +148,6 @@ class CudaTargetPass:
             )  # fmt: skip
             self._segments[bucket] = DecodeSegments(
                 step, self._weights, self._executor, self._steps, kv.batch, graphs=self._graphs,
-                hits=self.experts.order == "expertwise",
+                hits=self.experts.order == "expertwise", trace=self.trace,
             )  # fmt: skip
         return self._segments[bucket]
