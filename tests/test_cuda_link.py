@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
 from collections.abc import Iterator
@@ -137,3 +138,24 @@ def test_pacing_is_never_faster_than_asked(store: HostExpertStore, slots: SlotBu
     assert time.perf_counter() - start >= 0.99 * EXPERTS * LAYOUT.entry_bytes / rate - 0.0051  # slack of the bucket
     link.close()
     assert link.counters.transfers == EXPERTS, "counters stay readable after close"
+
+
+def test_recorded_pieces_take_the_time_that_the_driver_says(
+    store: HostExpertStore, slots: SlotBuffer, runtime: HostRuntime
+) -> None:
+    """The stub moves 20 bytes/ns after 2 µs, one piece after the other."""
+    link = linked(store, slots, runtime)
+    begin_ns = time.perf_counter_ns()
+    for expert in range(EXPERTS):
+        link.submit(ExpertKey(1, expert), expert, Priority.PREFETCH)
+    link.drain()
+    end_ns = time.perf_counter_ns()
+    pieces = link.counters.intervals
+    assert len(pieces) == 3 * EXPERTS and sum(p.bytes for p in pieces) == EXPERTS * LAYOUT.entry_bytes
+    slack_ns = 1_000_000 + (end_ns - begin_ns)  # a busy machine reads its two clocks far apart
+    assert begin_ns - slack_ns < pieces[0].start_ns and pieces[-1].end_ns < end_ns + slack_ns
+    for piece, following in itertools.pairwise(pieces):
+        assert piece.end_ns <= following.start_ns + 1_000  # single precision
+    for piece in pieces:
+        assert piece.end_ns - piece.start_ns >= 2_000 + piece.bytes / 20 - 1_000
+    link.close()

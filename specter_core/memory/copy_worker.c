@@ -17,6 +17,7 @@
 #define NOT_READY 600
 #define IDLE_SPIN_NS 2000000
 #define SLACK_NS 5000000
+#define ANCHOR_NS 200000000
 
 enum { QUEUED, ISSUED, DONE, CANCELLED };
 
@@ -40,8 +41,10 @@ typedef struct {
 
 typedef struct {
     Fn set_context, memcpy_async, event_create, event_record, event_query, stream_wait;
+    int (*elapsed)(float *, void *, void *); /* of recorded pieces; NULL: their times are the host's */
     void *context, *stream;
-    void *events[MAX_FLYING];
+    void *events[MAX_FLYING], *starts[MAX_FLYING], *anchor;
+    int64_t anchor_ns;
     int64_t piece_bytes;
     int limit;
     double rate, native_rate; /* bytes per ns; rate 0: not paced */
@@ -97,6 +100,23 @@ static void stop_waiting(Worker *w, int64_t id) {
         }
 }
 
+/* The time at which the copy stream reached an event, on the host's clock. */
+static int64_t device_ns(Worker *w, void *event, int64_t otherwise) {
+    float ms = 0;
+    if (!w->elapsed || !w->anchor_ns || w->elapsed(&ms, w->anchor, event)) return otherwise;
+    return w->anchor_ns + (int64_t)(ms * 1e6);
+}
+
+/* Aligns the clocks while the stream is idle, again and again: differences of device times are single precision. */
+static int align(Worker *w) {
+    int64_t before = now_ns();
+    if (!w->elapsed || before - w->anchor_ns < ANCHOR_NS) return 0;
+    int status = w->event_record(w->anchor, w->stream);
+    while (!status && (status = w->event_query(w->anchor)) == NOT_READY) status = 0;
+    w->anchor_ns = (before + now_ns()) / 2;
+    return status;
+}
+
 /* The oldest piece has arrived. */
 static void retire(Worker *w) {
     Flight f = w->flights[w->oldest];
@@ -108,7 +128,7 @@ static void retire(Worker *w) {
     w->bytes += f.bytes;
     if (end > from) w->busy_ns += end - from;
     if (w->record && w->interval_count < TABLE) {
-        Interval one = {from, end, f.id, f.bytes};
+        Interval one = {device_ns(w, w->starts[f.event], from), device_ns(w, w->events[f.event], end), f.id, f.bytes};
         w->intervals[w->interval_count++] = one;
     }
     t->arrived += f.bytes;
@@ -186,7 +206,9 @@ static void *run(void *argument) {
             continue;
         }
         int status = 0, was_flying = w->flying;
-        if (!offset && t->after) status = w->stream_wait(w->stream, t->after, 0);
+        if (w->record && !was_flying) status = align(w);
+        if (!status && !offset && t->after) status = w->stream_wait(w->stream, t->after, 0);
+        if (!status && w->elapsed) status = w->event_record(w->starts[f.event], w->stream);
         if (!status) status = w->memcpy_async(t->dst + offset, (void *)(t->src + offset), (size_t)f.bytes, w->stream);
         if (!status) status = w->event_record(w->events[f.event], w->stream);
         if (status) w->error = status;
@@ -214,6 +236,7 @@ void *worker_create(const char *driver, void *context, void *stream, int64_t pie
     w->event_record = (Fn)dlsym(lib, "cuEventRecord");
     w->event_query = (Fn)dlsym(lib, "cuEventQuery");
     w->stream_wait = (Fn)dlsym(lib, "cuStreamWaitEvent");
+    if (record) w->elapsed = (int (*)(float *, void *, void *))dlsym(lib, "cuEventElapsedTime");
     w->context = context;
     w->stream = stream;
     w->piece_bytes = piece_bytes;
@@ -224,8 +247,10 @@ void *worker_create(const char *driver, void *context, void *stream, int64_t pie
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->work, NULL);
     if (w->set_context(context)) return NULL;
+    int untimed = w->elapsed ? 0 : 2;
+    if (w->elapsed && w->event_create(&w->anchor, 0)) return NULL;
     for (int i = 0; i < limit; i++)
-        if (w->event_create(&w->events[i], 2)) return NULL;
+        if (w->event_create(&w->events[i], untimed) || (w->elapsed && w->event_create(&w->starts[i], 0))) return NULL;
     if (pthread_create(&w->thread, NULL, run, w)) return NULL;
     return w;
 }
