@@ -94,11 +94,11 @@ class Trace:
                     "ph": "X",
                     "pid": 0,
                     "tid": tracks.index(e.track),
-                    "ts": (e.start_ns - origin) / 1e3,
-                    "dur": (e.end_ns - e.start_ns) / 1e3,
+                    "ts": round((e.start_ns - origin) / 1e3, 2),
+                    "dur": round((e.end_ns - e.start_ns) / 1e3, 2),
                     "args": e.args,
                 }
             )
         temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(json.dumps({"traceEvents": rows, "otherData": metadata}))
+        temporary.write_text(json.dumps({"traceEvents": rows, "otherData": metadata}, separators=(",", ":")))
         temporary.replace(path)
