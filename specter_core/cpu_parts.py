@@ -9,6 +9,7 @@ from specter_core.draft.experts import DraftExpertPath
 from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.memory.link_cpu import CpuLink
 from specter_core.memory.slot_buffer import SlotBuffer
+from specter_core.nested.nesting import nested_views
 from specter_core.options import EngineOptions
 from specter_core.prefetch.pattern_analyzer import PatternAnalyzer
 from specter_core.trace import Trace
@@ -31,7 +32,12 @@ class CpuParts:
         return CpuLink(self._model.store, slots, rate_bytes_per_s, record_intervals=self._trace.enabled)
 
     def executor(self, slots: SlotBuffer, loader: ExpertLoader) -> CpuLayerExecutor:
-        return CpuLayerExecutor(self._model.store.layout, slots, loader, expert_ffn)
+        store, draft = self._model.store, self._model.draft
+        views = None
+        if store.layout.encoding == "nested":
+            assert draft is not None
+            views = nested_views(store.layout, draft)
+        return CpuLayerExecutor(store.layout, slots, loader, expert_ffn, views=views)
 
     def target(self, experts: ExpertPass) -> TargetPass:
         return TargetPass(self._model.decoder, experts, trace=self._trace)

@@ -20,6 +20,7 @@ from specter_core.prefetch.pattern_analyzer import PatternAnalyzer
 from specter_core.trace import Trace
 from specter_core.verify.executor_cuda import CudaLayerExecutor
 from specter_core.verify.expert_pass import ExpertPass
+from specter_core.verify.kernels.nested_ffn import ResidentCodes
 from specter_core.verify.target_pass_cuda import CudaTargetPass
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class CudaParts:
         self, model: LoadedModel, options: EngineOptions, trace: Trace, runtime: DeviceRuntime | None = None
     ) -> None:
         layout, decoder = model.store.layout, model.decoder
-        if layout.dtype != decoder.dtype:
+        if layout.dtype != decoder.dtype and layout.encoding == "plain":
             raise UserError(
                 f"experts are {layout.dtype}, the other tensors {decoder.dtype}; device 'cuda' needs one dtype: convert"
                 " the checkpoint or use device 'cpu'"
@@ -54,9 +55,18 @@ class CudaParts:
     def executor(self, slots: SlotBuffer, loader: ExpertLoader) -> CudaLayerExecutor:
         experts = self._model.decoder.config.num_experts
         self._executor = CudaLayerExecutor(
-            self._model.store.layout, slots, loader, self._link, self._runtime, experts, self._trace
-        )
+            self._model.store.layout, slots, loader, self._link, self._runtime, experts, self._trace,
+            self._resident_codes(),
+        )  # fmt: skip
         return self._executor
+
+    def _resident_codes(self) -> ResidentCodes | None:
+        """The other half of nested experts: the draft's codes, also where nothing is drafted."""
+        if self._model.store.layout.encoding == "plain":
+            return None
+        path = self._fused_experts()
+        assert isinstance(path, FusedExpertPath), path
+        return ResidentCodes(path.gate_up, path.down)
 
     def target(self, experts: ExpertPass) -> CudaTargetPass:
         return CudaTargetPass(

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from specter_core.draft.draft_store import DraftExperts
 from specter_core.draft.int4 import Int4Matrix
 from specter_core.errors import UserError
 from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.payload import ExpertViews, PayloadLayout
-from specter_core.nested.expert import ExpertCodes, encode_expert, sanitised_codes
+from specter_core.nested.expert import ExpertCodes, decode_expert, encode_expert, sanitised_codes
 from specter_core.nested.layout import NestedLayout
 from specter_core.types import ExpertKey
 
@@ -90,6 +91,16 @@ def expert_codes(draft: DraftExperts, key: ExpertKey, device: torch.device | str
         Int4Matrix(m.codes[key.layer, key.expert], m.scales[key.layer, key.expert]) for m in (draft.gate_up, draft.down)
     )
     return ExpertCodes(*(Int4Matrix(m.codes.to(device), m.scales.to(device)) for m in matrices))
+
+
+def nested_views(layout: PayloadLayout, draft: DraftExperts) -> Callable[[Tensor, ExpertKey], ExpertViews]:
+    """The CPU engine's way from an entry of `layout` to matrices: decoded anew at each use."""
+    inner = NestedLayout(layout.hidden, layout.width)
+
+    def views(entry: Tensor, key: ExpertKey) -> ExpertViews:
+        return decode_expert(entry, expert_codes(draft, key, entry.device), inner)
+
+    return views
 
 
 def _replace(draft: DraftExperts, key: ExpertKey, codes: ExpertCodes) -> None:

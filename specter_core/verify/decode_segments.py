@@ -17,7 +17,6 @@ from specter_core.trace import Trace
 from specter_core.verify.executor_cuda import CudaLayerExecutor, RoutedWork
 from specter_core.verify.kernels.combine_rows import combine_rows
 from specter_core.verify.kernels.group_rows import group_rows
-from specter_core.verify.kernels.grouped_ffn import grouped_ffn
 from specter_core.verify.kernels.host_io import load_rows, report_ids
 
 _ROUTER_TIMEOUT_NS = 20_000_000_000
@@ -107,11 +106,7 @@ class DecodeSegments:
 
     def compute_hits(self, j: int) -> None:
         """Experts of the slot table that rows were routed to."""
-        work, executor = self.work, self._executor
-        slots = self._table[j, : executor.experts]
-        grouped_ffn(
-            work.x, executor.buffer, slots, work.members, work.counts, work.act, work.out, top_k=work.out.shape[1]
-        )
+        self._executor.products(self.work, self._table[j, : self._executor.experts], layer=j)
 
     def close(self, j: int) -> None:
         """Layer j's routed experts are on the stream: sum, shared experts, residual."""

@@ -12,13 +12,16 @@ from torch import Tensor
 from specter_core.memory.expert_cache import SlotState
 from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.memory.link import Priority
-from specter_core.memory.payload import PayloadLayout
+from specter_core.memory.payload import ExpertViews, PayloadLayout
 from specter_core.memory.slot_buffer import SlotBuffer
+from specter_core.types import ExpertKey
 from specter_core.verify.ops import Copy, Gemm, Op, Release, Source, WaitSlotFree
 from specter_core.verify.residency import LayerPlan
 
 ExpertFfn = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """(x [R, H], gate [I, H], up [I, H], down [H, I]) -> [R, H] float32"""
+Views = Callable[[Tensor, ExpertKey], ExpertViews]
+"""An entry and whose it is -> its matrices; where the layout alone does not say."""
 
 
 @dataclass(slots=True)
@@ -44,6 +47,7 @@ class CpuLayerExecutor:
         loader: ExpertLoader,
         expert_ffn: ExpertFfn,
         on_op: Callable[[Op], None] | None = None,
+        views: Views | None = None,
     ) -> None:
         self._layout = layout
         self._slots = slots
@@ -51,6 +55,7 @@ class CpuLayerExecutor:
         self._cache = loader.cache
         self._expert_ffn = expert_ffn
         self._on_op = on_op
+        self._views = views or (lambda entry, key: layout.views(entry))
 
     def run(
         self, plan: LayerPlan, normed: Tensor, ids: Tensor, out: Tensor, rows: Collection[int] | None = None
@@ -105,7 +110,7 @@ class CpuLayerExecutor:
         start_ns = time.perf_counter_ns()
         index = torch.tensor(places, device=normed.device)  # flat (row, choice)
         x = normed[index // top_k]  # [rows of this expert, H]
-        flat_out[index] = self._expert_ffn(x, *self._layout.views(entry))
+        flat_out[index] = self._expert_ffn(x, *self._views(entry, op.key))
         timing.compute_ns += time.perf_counter_ns() - start_ns
         self._cache.touch(op.key)
         self._loader.mark_used(op.key)

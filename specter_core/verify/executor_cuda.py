@@ -19,11 +19,13 @@ from specter_core.memory.link import Priority
 from specter_core.memory.link_cuda import CudaLink
 from specter_core.memory.payload import PayloadLayout
 from specter_core.memory.slot_buffer import SlotBuffer
+from specter_core.nested.layout import NestedLayout
 from specter_core.trace import Trace
 from specter_core.verify.executor_cpu import LayerTiming
 from specter_core.verify.kernels.group_rows import group_rows
 from specter_core.verify.kernels.grouped_ffn import grouped_ffn
 from specter_core.verify.kernels.host_io import admit_list, admit_table
+from specter_core.verify.kernels.nested_ffn import ResidentCodes, nested_ffn
 from specter_core.verify.ops import Copy, Gemm, Release, Source, WaitSlotFree
 from specter_core.verify.residency import LayerPlan
 
@@ -74,9 +76,10 @@ class CudaLayerExecutor:
         runtime: DeviceRuntime,
         experts: int,
         trace: Trace,
+        codes: ResidentCodes | None = None,
     ) -> None:
         self.layout, self.runtime, self.experts, self._trace = layout, runtime, experts, trace
-        self.buffer = slots.data.view(layout.dtype)  # [slots, entry / itemsize]
+        self._codes = codes
         self._slots, self._loader, self._cache, self._link = slots, loader, loader.cache, link
         self._words = slots.data.view(torch.int32)
         columns = -(-experts // 4) * 4  # rows start on 16 bytes: others compile to another kernel
@@ -230,7 +233,18 @@ class CudaLayerExecutor:
         admit_list(
             self._host_lists, self._host_layers, self._lists, self._turn, self._words, self._error, count, self.layout
         )
-        grouped_ffn(
-            work.x, self.buffer, self._lists[1, :count], work.members, work.counts, work.act, work.out,
-            top_k=work.out.shape[1], experts=self._lists[0, :count],
-        )  # fmt: skip
+        self.products(work, self._lists[1, :count], layer=self._lists[2, :1], experts=self._lists[0, :count])
+
+    def products(
+        self, work: RoutedWork, slots: Tensor, *, layer: int | Tensor, experts: Tensor | None = None
+    ) -> None:
+        """Launches what `grouped_ffn` describes on the slots' encoding. layer: a number, or int32 [1] on the device."""
+        if self._codes is None:
+            buffer = self._slots.data.view(self.layout.dtype)  # [slots, entry / itemsize]
+            grouped_ffn(work.x, buffer, slots, work.members, work.counts, work.act, work.out,
+                        top_k=work.out.shape[1], experts=experts)  # fmt: skip
+            return
+        here = layer if isinstance(layer, Tensor) else self._codes.layers[layer : layer + 1]
+        nested_ffn(work.x, self._slots.data, self._codes, here, slots, work.members, work.counts, work.act, work.out,
+                   layout=NestedLayout(self.layout.hidden, self.layout.width), top_k=work.out.shape[1],
+                   experts=experts)  # fmt: skip

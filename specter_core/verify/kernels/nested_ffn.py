@@ -7,7 +7,7 @@ bits. BF16 weights exist in registers and shared memory only.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import torch
 import triton
@@ -25,13 +25,30 @@ GATE_UP_TILE = GroupedTile(block_n=32, stages=4)
 DOWN_TILE = GroupedTile(block_n=64, stages=4)
 
 
-class ResidentCodes(NamedTuple):
-    """The draft's experts of all layers in its kernels' layout: words int32 and scales float16 of gate_up
-    [L, E, 2I, …] and down [L, E, H, …]; layers int32 [L] = 0 … L-1 on the device."""
+class ResidentCodes:
+    """The draft's experts of all layers, in its kernels' layout and where they are: gate_up [E, 2I, …], down [E, H, …]
+    per layer. addresses int64 [L, 4] on the device: words and scales of gate_up, then of down."""
 
-    gate_up: GemvMatrix
-    down: GemvMatrix
-    layers: Tensor
+    def __init__(self, gate_up: Sequence[GemvMatrix], down: Sequence[GemvMatrix]) -> None:
+        self._kept = (tuple(gate_up), tuple(down))
+        device = down[0].words.device
+        self.experts = down[0].words.shape[0]
+        if device.type == "meta":
+            self.addresses = torch.empty(len(down), 4, dtype=torch.int64, device=device)
+        else:
+            rows = [[t.data_ptr() for t in (*g, *d)] for g, d in zip(gate_up, down, strict=True)]
+            self.addresses = torch.tensor(rows, dtype=torch.int64, device=device)
+        assert all(t.is_contiguous() for side in self._kept for matrix in side for t in matrix)
+        self.layers = torch.arange(len(down), dtype=torch.int32, device=device)
+
+
+@triton.jit
+def _codes_of(addresses, layer, SIDE: tl.constexpr):
+    """Pointers to a layer's words and scales; SIDE 0: gate_up, 1: down."""
+    at = addresses + tl.load(layer) * 4 + 2 * SIDE
+    words = tl.load(at).to(tl.pointer_type(tl.int32))
+    scales = tl.load(at + 1).to(tl.pointer_type(tl.float16))
+    return tl.multiple_of(words, 16), scales
 
 
 @triton.jit
@@ -66,8 +83,8 @@ def _tile_of_group(
 
 @triton.jit
 def _gate_up_kernel(
-    x, slots32, slots8, words, scales, layers, experts, slots, members, counts, act, stride_x, bits_256, bits_16,
-    TOP_K: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, ENTRY: tl.constexpr,
+    x, slots32, slots8, addresses, layer, experts, slots, members, counts, act, stride_x, bits_256, bits_16,
+    TOP_K: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr, ENTRY: tl.constexpr,
     SYMBOLS: tl.constexpr, TAILS: tl.constexpr, CAPACITY: tl.constexpr, LISTED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, FENCE: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
@@ -85,7 +102,8 @@ def _gate_up_kernel(
     prefetch_tails(tails, gate_cursor, ENTRY - TAILS, LINES, FENCE)
     prefetch_tails(tails, up_cursor, ENTRY - TAILS, LINES, FENCE)
     symbols = entry + SYMBOLS // 4
-    own = (tl.load(layers).to(tl.int64) * EXPERTS + expert) * (2 * WIDTH)
+    words, scales = _codes_of(addresses, layer, 0)
+    own = expert.to(tl.int64) * (2 * WIDTH)
     words += own * (H // 8)
     scales += own * (H // 128)
     x_rows = x + (pairs // TOP_K).to(tl.int64)[:, None] * stride_x
@@ -111,8 +129,8 @@ def _gate_up_kernel(
 
 @triton.jit
 def _down_kernel(
-    act, slots32, slots8, words, scales, layers, experts, slots, members, counts, out, bits_256, bits_16,
-    H: tl.constexpr, WIDTH: tl.constexpr, EXPERTS: tl.constexpr, ENTRY: tl.constexpr, SYMBOLS: tl.constexpr,
+    act, slots32, slots8, addresses, layer, experts, slots, members, counts, out, bits_256, bits_16,
+    H: tl.constexpr, WIDTH: tl.constexpr, ENTRY: tl.constexpr, SYMBOLS: tl.constexpr,
     TAILS: tl.constexpr, CAPACITY: tl.constexpr, LISTED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
     FENCE: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
@@ -128,7 +146,8 @@ def _down_kernel(
     cursor = tl.load(entry + 2 * WIDTH + ns)
     prefetch_tails(tails, cursor, ENTRY - TAILS, LINES, FENCE)
     symbols = entry + SYMBOLS // 4 + 2 * WIDTH * (H // 4) + ns * (WIDTH // 4)
-    own = (tl.load(layers).to(tl.int64) * EXPERTS + expert) * H
+    words, scales = _codes_of(addresses, layer, 1)
+    own = expert.to(tl.int64) * H
     words += own * (WIDTH // 8) + ns * (WIDTH // 8)
     scales += own * (WIDTH // 128) + ns * (WIDTH // 128)
     y = tl.zeros([ROWS, BLOCK_N], tl.float32)
@@ -158,22 +177,23 @@ def nested_ffn(
     assert act.is_contiguous() and out.is_contiguous() and act.shape[:2] == (count, k)
     assert x.data_ptr() % 16 == entries.data_ptr() % 16 == 0, "unaligned tensors compile to another kernel"
     assert hidden % GROUP == width % GROUP == 0, (hidden, width)
+    assert codes.experts == counts.numel(), (codes.experts, counts.shape)
     items = slots.numel()
     assert (items == counts.numel()) if experts is None else (experts.numel() == items)
     listed = slots if experts is None else experts
     words = entries.view(torch.int32)
     shape = {
-        "H": hidden, "WIDTH": width, "EXPERTS": codes.down.words.shape[1], "ENTRY": entries.shape[1],
+        "H": hidden, "WIDTH": width, "ENTRY": entries.shape[1],
         "SYMBOLS": layout.symbols_at, "TAILS": layout.tails_at, "CAPACITY": members.shape[1],
         "LISTED": experts is not None, "FENCE": entries.is_cuda or entries.is_meta,
         "LINES": 4,
     }  # fmt: skip
     _gate_up_kernel[(triton.cdiv(count, gate_up_tile.rows), width // gate_up_tile.block_n, items)](
-        x, words, entries, *codes.gate_up, layer, listed, slots, members, counts, act, x.stride(0), BITS_256, BITS_16,
+        x, words, entries, codes.addresses, layer, listed, slots, members, counts, act, x.stride(0), BITS_256, BITS_16,
         TOP_K=top_k, **shape, **_options(gate_up_tile),
     )  # fmt: skip
     _down_kernel[(triton.cdiv(count, down_tile.rows), hidden // down_tile.block_n, items)](
-        act, words, entries, *codes.down, layer, listed, slots, members, counts, out, BITS_256, BITS_16,
+        act, words, entries, codes.addresses, layer, listed, slots, members, counts, out, BITS_256, BITS_16,
         **shape, **_options(down_tile),
     )  # fmt: skip
 
