@@ -32,7 +32,9 @@ from specter_core.passes import DraftExpertsPath
 from specter_core.policies import Prefetching, Replacements, Residency
 from specter_core.prefetch.elb import ELB
 from specter_core.prefetch.pattern_analyzer import PatternAnalyzer
-from specter_core.prefetch.planner import PrefetchPlanner
+from specter_core.prefetch.need_history import NeedHistory
+from specter_core.prefetch.need_planner import NeedPlanner
+from specter_core.prefetch.planner import Planner, PrefetchPlanner
 from specter_core.prefetch.prefetcher import Prefetcher
 from specter_core.state.kv_cache import KVCache
 from specter_core.trace import Trace
@@ -199,10 +201,11 @@ def build_engine(
     parts = _parts(model, options, trace, runtime)
     link: Link = parts.link(slots, rate_bytes_per_s)
     loader = ExpertLoader(cache, own.link(link, slots, cache) if own.link else link)
-    prefetcher = (own.prefetcher or partial(_prefetcher, options))(loader)
-    residency = (own.residency or partial(_residency, options))(cache)
+    history = NeedHistory(len(config.moe_layers), config.num_experts, config.top_k)
+    prefetcher = (own.prefetcher or partial(_prefetcher, options, history))(loader)
+    residency = (own.residency or partial(_residency, options, history))(cache)
     experts = ExpertPass(
-        loader, prefetcher, residency, parts.executor(slots, loader), order=options.verify, trace=trace
+        loader, prefetcher, residency, parts.executor(slots, loader), order=options.verify, trace=trace, history=history
     )
     analyzer = None
     if options.depth and (model.draft or model.fused_draft):
@@ -221,12 +224,17 @@ def build_engine(
     )
 
 
-def _prefetcher(options: EngineOptions, loader: ExpertLoader) -> Prefetching:
-    planner = PrefetchPlanner(options.initial_chunk_tokens)
-    return Prefetcher(planner, loader, under_verify=options.prefetch_under_verify)
+def _prefetcher(options: EngineOptions, history: NeedHistory, loader: ExpertLoader) -> Prefetching:
+    planner: Planner = PrefetchPlanner(options.initial_chunk_tokens)
+    if options.planning == "need":
+        planner = NeedPlanner(options.initial_chunk_tokens, history)
+    ahead = options.stage_ahead and options.verify == "expertwise"
+    return Prefetcher(planner, loader, under_verify=options.prefetch_under_verify, stage_ahead=ahead)
 
 
-def _residency(options: EngineOptions, cache: ExpertCache) -> Residency:
+def _residency(options: EngineOptions, history: NeedHistory, cache: ExpertCache) -> Residency:
+    if options.eviction == "need":
+        return ResidencyManager(cache, hit_first=options.hit_first, history=history)
     return ResidencyManager(cache, hit_first=options.hit_first, policy=POLICIES[options.eviction])
 
 

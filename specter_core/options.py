@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from specter_core.errors import UserError
 
 VERIFY_ORDERS = ("expertwise", "tokenwise", "microbatches")
-EVICTIONS = ("count_then_recency", "lru")
+EVICTIONS = ("need", "count_then_recency", "lru")
+PLANNINGS = ("need", "top_m")
 VARIANTS = ("default", "paper")
 
 
@@ -22,7 +23,10 @@ class EngineOptions:
     memory for a second copy is set aside; the numbers are the same, so computation goes on with the one copy.
     prefetch_under_verify: planned loads go on underneath verification, and the last draft tokens are planned for too.
     uniform_slots: the same M in every layer and no staging slots; otherwise one pool, remainder to the first layers.
-    staging_slots: slots shared by all layers, used by misses of a layer whose own slots are all needed.
+    staging_slots: slots shared by all layers, used by misses of a layer whose own slots are all needed. stage_ahead: free
+    ones take predicted misses of the next layer.
+    planning: prefetch what the draft has counted, over what is least likely to be needed, or each layer's top-M by count.
+    eviction in verification: by recent need, by count and recency of this window, or least recently used.
     context_tokens: KV capacity per row, in tokens. prefill_chunk_tokens: rows of one prefill chunk.
     """
 
@@ -37,8 +41,10 @@ class EngineOptions:
     shared_weights: bool = True
     prefetch_under_verify: bool = True
     uniform_slots: bool = False
-    staging_slots: int = 2
-    eviction: str = "count_then_recency"
+    staging_slots: int = 4
+    stage_ahead: bool = True
+    planning: str = "need"
+    eviction: str = "need"
     context_tokens: int = 1024
     prefill_chunk_tokens: int = 256
     max_batch: int = 1
@@ -52,6 +58,7 @@ class EngineOptions:
         _at_least("max_batch", self.max_batch, 1)
         _one_of("verify", self.verify, VERIFY_ORDERS)
         _one_of("eviction", self.eviction, EVICTIONS)
+        _one_of("planning", self.planning, PLANNINGS)
 
     def paper(self) -> EngineOptions:
         """The right-hand column of the switch table: no planned loads beyond drafting, uniform M, LRU per layer."""
@@ -66,6 +73,8 @@ class EngineOptions:
             prefetch_under_verify=False,
             uniform_slots=True,
             staging_slots=0,
+            stage_ahead=False,
+            planning="top_m",
             eviction="lru",
         )
 

@@ -60,6 +60,9 @@ class LayerStreaming:
     def end_of_draft(self) -> None:
         self._loader.reap()
 
+    def prepare_layer(self, layer: int) -> None:
+        """Nothing is predicted here."""
+
     def before_layer(self, layer: int, needed: Collection[int]) -> tuple[int, ...]:
         """Starts the next layer's transfers. Returns the needed experts of this layer that are still on their way."""
         self._loader.reap()

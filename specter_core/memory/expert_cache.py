@@ -39,6 +39,8 @@ class CacheView(Protocol):
     def key(self, slot: int) -> ExpertKey | None: ...
     def previous(self, slot: int) -> Occupant | None: ...
     def recency(self, slot: int) -> int: ...
+    def resident_slots(self, layer: int) -> dict[int, int]: ...
+    def version(self, layer: int) -> int: ...
     @property
     def clock(self) -> int: ...
 
@@ -144,6 +146,10 @@ class ExpertCache:
         """expert -> slot of the experts in `layer`'s own slots that are complete."""
         keys, loading = self._keys, self._loading
         return {k.expert: s for s in self._members[layer] if (k := keys[s]) is not None and not loading[s]}
+
+    def present(self) -> frozenset[ExpertKey]:
+        """Every expert that is in a slot or on its way into one."""
+        return frozenset(self._slot_of)
 
     def version(self, layer: int) -> int:
         """Changes whenever `resident_slots(layer)` may have."""

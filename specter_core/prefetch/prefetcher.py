@@ -38,15 +38,21 @@ class PrefetchCounters:
 
 
 class Prefetcher:
-    """Drives one window: begin_window, on_boundary…, end_of_draft, before_layer for each layer, end_window.
+    """Drives one window: begin_window, on_boundary…, end_of_draft, prepare_layer and before_layer for each
+    layer, end_window.
 
-    under_verify: planned loads go on underneath verification; otherwise they end with drafting (paper).
+    under_verify: planned loads go on underneath verification; otherwise they end with drafting (paper). stage_ahead:
+    staging slots that are free take predicted experts of the next layer to be verified, for which its own slots have no
+    room, so that the link is busy while a layer begins.
     """
 
-    def __init__(self, planner: Planner, loader: ExpertLoader, *, under_verify: bool = True) -> None:
+    def __init__(
+        self, planner: Planner, loader: ExpertLoader, *, under_verify: bool = True, stage_ahead: bool = False
+    ) -> None:
         self.planner = planner
         self.loader = loader
         self.under_verify = under_verify
+        self.stage_ahead = stage_ahead
         self.phase = Phase.FINAL_CLEANUP
         self.next_boundary = 0
         self._start_window()
@@ -75,6 +81,8 @@ class Prefetcher:
             self._present_at_b1 = self._present()
         plan = self.planner.plan(counters, self.loader.cache, self.loader.queued_keys(), timings, drafted)
         self._apply(plan)
+        self._counts = counters
+        self._stage(0)
         self._chunks += 1
         self.phase, self.next_boundary = plan.phase, plan.next_boundary
         return plan
@@ -112,13 +120,18 @@ class Prefetcher:
         self._count_layer(wanted)
         return tuple(key.expert for key in late)
 
+    def prepare_layer(self, layer: int) -> None:
+        """Everything of the layers before is on its way: what this one will miss may use the staging slots."""
+        self._stage(layer)
+
     def end_window(self, useful: Collection[ExpertKey]) -> PrefetchCounters:
         """Close the window's account. useful: experts that a committed token's input was routed to."""
+        self._counts = None
         issued = [t for t in self._submitted if t.issued_as is Priority.PREFETCH]
         return PrefetchCounters(
             chunks=self._chunks,
             planned=len(self._planned),
-            planned_used=len(self._planned.intersection(useful)),
+            planned_used=sum(key in useful for key in self._planned),
             issued=len(issued),
             used=sum(t.key in useful for t in issued),
             promoted=sum(t.issued_as is Priority.DEMAND for t in self._submitted),
@@ -130,6 +143,7 @@ class Prefetcher:
     def _start_window(self) -> None:
         self._submitted: list[Transfer] = []
         self._planned: set[ExpertKey] = set()
+        self._counts: Tensor | None = None  # int32 [L, E] of the last plan, while the window lasts
         self._present_at_b1 = self._present()
         self._chunks = 0
         self._cancelled = 0
@@ -149,6 +163,28 @@ class Prefetcher:
                 self._planned.add(load.key)
         self.loader.reorder(plan.order)
 
+    def _stage(self, layer: int) -> None:
+        """Free staging slots take counted experts of `layer` that are nowhere, the least counted first: these would
+        pass through such a slot anyway.
+        """
+        if not self.stage_ahead or self._counts is None or layer >= self._counts.shape[0]:
+            return
+        cache = self.loader.cache
+        for slot in cache.staging_slots:
+            if cache.state(slot) is SlotState.RESIDENT:  # nobody has asked for it
+                key = cache.key(slot)
+                if key is not None and key.layer != layer:
+                    cache.evict(slot)
+        free = [slot for slot in cache.staging_slots if cache.state(slot) is SlotState.EMPTY]
+        if not free:
+            return
+        counts = self._counts[layer].tolist()
+        counted = [ExpertKey(layer, e) for e, count in enumerate(counts) if count > 0]
+        absent = sorted((k for k in counted if cache.lookup(k) is None), key=lambda k: (counts[k.expert], k.expert))
+        for slot, key in zip(free, absent, strict=False):
+            self._submitted.append(self.loader.load(key, slot, Priority.PREFETCH))
+            self._planned.add(key)
+
     def _former(self, key: ExpertKey) -> ExpertKey | None:
         """The expert that cancelling the load of `key` would bring back."""
         slot = self.loader.cache.lookup(key)
@@ -156,9 +192,7 @@ class Prefetcher:
         return None if former is None or self.loader.cache.lookup(former.key) is not None else former.key
 
     def _present(self) -> frozenset[ExpertKey]:
-        cache = self.loader.cache
-        keys = (cache.key(slot) for slot in range(cache.slots) if cache.state(slot) is not SlotState.EMPTY)
-        return frozenset(key for key in keys if key is not None)
+        return self.loader.cache.present()
 
     def _count_layer(self, wanted: set[ExpertKey]) -> None:
         absent = wanted - self._present_at_b1

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from specter_core.memory.eviction import EvictionPolicy
 from specter_core.memory.expert_cache import CacheView, SlotState
 from specter_core.types import ExpertKey
 from specter_core.verify.ops import Copy, Gemm, Op, Release, Source, WaitSlotFree
+
+Worth = Callable[[int, int, int], tuple[float, ...]]
+"""(expert, rows routed to it in this pass, recency) -> what keeping it is worth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,12 @@ class _Slot:
     slot: int
     staging: bool
     expert: int | None
-    value: tuple[int, ...]
+    value: tuple[float, ...]
     available: bool  # may be overwritten now: empty, not needed, or released
     arriving: bool = False  # an unneeded load is moving into it
 
     @property
-    def rank(self) -> tuple[bool, tuple[int, ...], int]:
+    def rank(self) -> tuple[bool, tuple[float, ...], int]:
         """Empty slots first, then the least valuable content."""
         return (self.expert is not None, self.value, self.slot)
 
@@ -55,17 +57,17 @@ class LayerPass:
     otherwise run dry.
     """
 
-    def __init__(self, cache: CacheView, needs: Needs, policy: EvictionPolicy, hit_first: bool, lookahead: int) -> None:
+    def __init__(self, cache: CacheView, needs: Needs, worth: Worth, hit_first: bool, lookahead: int) -> None:
         self.protects: list[int] = []
         self._needs = needs
         self._hit_first = hit_first
         self._lookahead = lookahead
         self._ops: list[Op] = []
-        order = self._compute_order(cache, policy)
-        self._value = {e: policy(needs.rows[e], cache.clock + 1 + i) for i, e in enumerate(order)}
+        order = self._compute_order(cache, worth)
+        self._value = {e: worth(e, needs.rows[e], cache.clock + 1 + i) for i, e in enumerate(order)}
         self._slot_of: dict[int, _Slot] = {}  # needed experts that are resident, loading or being copied
         self._source = self._sources()
-        self._slots = self._survey(cache, policy)
+        self._slots = self._survey(cache, worth)
         self._own = [s for s in self._slots if not s.staging]
         self._staging = [s for s in self._slots if s.staging]
         self._keep = self._worth_keeping(len(cache.layer_slots(needs.layer)))
@@ -89,18 +91,18 @@ class LayerPass:
         absent = {e: Source.LATE if e in needs.late else Source.MISS for e in needs.absent}
         return {**hits, **dict.fromkeys(needs.loading, Source.LATE), **absent}
 
-    def _compute_order(self, cache: CacheView, policy: EvictionPolicy) -> list[int]:
+    def _compute_order(self, cache: CacheView, worth: Worth) -> list[int]:
         """Hits, then loads under way as they arrive, then the absent; least valuable first, for their slots
         go first.
         """
         needs = self._needs
         if not self._hit_first:
             return sorted(needs.rows)
-        hits = sorted(needs.hits, key=lambda e: (policy(needs.rows[e], cache.recency(needs.slot_of[e])), e))
-        absent = sorted(needs.absent, key=lambda e: (policy(needs.rows[e], 0), e))
+        hits = sorted(needs.hits, key=lambda e: (worth(e, needs.rows[e], cache.recency(needs.slot_of[e])), e))
+        absent = sorted(needs.absent, key=lambda e: (worth(e, needs.rows[e], 0), e))
         return hits + needs.loading + absent
 
-    def _survey(self, cache: CacheView, policy: EvictionPolicy) -> list[_Slot]:
+    def _survey(self, cache: CacheView, worth: Worth) -> list[_Slot]:
         layer, slots = self._needs.layer, []
         for number in [*cache.layer_slots(layer), *cache.staging_slots]:
             key, state = cache.key(number), cache.state(number)
@@ -112,7 +114,7 @@ class LayerPass:
                 self.protects.append(number)
             elif key is not None:
                 assert state is not SlotState.PROTECTED, f"slot {number} is protected by someone else"
-                slot.value = policy(0, cache.recency(number))
+                slot.value = worth(key.expert, 0, cache.recency(number))
                 slot.arriving = state is SlotState.LOADING
                 slot.available = not slot.arriving
             slots.append(slot)

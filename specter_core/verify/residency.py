@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from specter_core.memory.eviction import EvictionPolicy, count_then_recency
 from specter_core.memory.expert_cache import CacheView, SlotState
+from specter_core.prefetch.need_history import NeedHistory
 from specter_core.types import ExpertKey
-from specter_core.verify.layer_pass import LayerPass, Needs
+from specter_core.verify.layer_pass import LayerPass, Needs, Worth
 from specter_core.verify.ops import Op, OpList
 
 LOOKAHEAD_COPIES = 2
@@ -35,7 +36,7 @@ class ResidencyManager:
     """Plans layers; changes nothing (the executor does, op by op).
 
     hit_first: compute resident experts before those that are still to arrive; otherwise in ascending id.
-    policy says what is worth keeping. lookahead: without staging slots, copies that should be under way or
+    policy says what is worth keeping; where there is a history, it does. lookahead: without staging slots, copies that should be under way or
     waiting for compute before a valuable expert's slot is given up for the next one; 2 keeps the link busy
     while one arrival is computed.
     """
@@ -46,12 +47,14 @@ class ResidencyManager:
         *,
         hit_first: bool = True,
         policy: EvictionPolicy = count_then_recency,
+        history: NeedHistory | None = None,
         lookahead: int = LOOKAHEAD_COPIES,
     ) -> None:
         assert lookahead >= 1, lookahead
         self._cache = cache
         self._hit_first = hit_first
         self._policy = policy
+        self._history = history
         self._lookahead = lookahead
 
     def plan_layer(
@@ -71,7 +74,7 @@ class ResidencyManager:
         assert list(needed) == sorted(set(needed)), f"needed experts must be distinct and ascending: {needed}"
         rows = {expert: 1 if counts is None else counts[expert] for expert in needed}
         needs = self._classify(layer, rows, late)
-        walk = LayerPass(self._cache, needs, self._policy, self._hit_first, self._lookahead)
+        walk = LayerPass(self._cache, needs, self._worth(layer), self._hit_first, self._lookahead)
         ops = OpList(walk.walk())
         if not self._hit_first:
             ops.finish()  # planning may still take a needed expert's protection away
@@ -84,6 +87,13 @@ class ResidencyManager:
             late=tuple(lates),
             misses=tuple(e for e in needs.absent if e not in needs.late),
         )
+
+    def _worth(self, layer: int) -> Worth:
+        if self._history is None:
+            policy = self._policy
+            return lambda expert, rows, recency: policy(rows, recency)
+        rates = self._history.rate[layer].tolist()
+        return lambda expert, rows, recency: (rates[expert], recency)
 
     def _classify(self, layer: int, rows: Mapping[int, int], late: Sequence[int]) -> Needs:
         hits: list[int] = []
