@@ -5,7 +5,7 @@ tokens, source.py for what layers share, experts.py for the routed experts and s
 """
 
 from harness.synthetic.experts import Expert, expert, expert_layer
-from harness.synthetic.model import build_decoder, open_synthetic, tensors
+from harness.synthetic.model import build_decoder, open_synthetic, tensor_names, tensors
 from harness.synthetic.spec import Knobs, SyntheticSpec, spec_for
 from harness.synthetic.store import check_host_memory, create_store, draft_from_store, draft_layers, fill_store
 
@@ -23,5 +23,6 @@ __all__ = [
     "fill_store",
     "open_synthetic",
     "spec_for",
+    "tensor_names",
     "tensors",
 ]

@@ -82,24 +82,33 @@ def open_synthetic(
     return model
 
 
+def tensor_names(spec: SyntheticSpec) -> list[str]:
+    """Every Hugging Face name, in the order of `tensors`: embedding, layers, final norm, head."""
+    config = spec.model_config
+    family = family_named(config.family)
+    names = [name for name in family.expected_tensors(config) if ".experts." not in name]
+    found = [EMBEDDING]
+    for layer in range(config.layers):
+        found += [name for name in names if name.startswith(f"model.layers.{layer}.")]
+        if layer in config.moe_index:
+            found += [name for e in range(config.num_experts) for name in family.expert_names(layer, e)]
+    return found + [name for name in names if not name.startswith("model.layers.") and name != EMBEDDING]
+
+
 def tensors(spec: SyntheticSpec, device: torch.device | str) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor by its Hugging Face name, in the model's dtype, one at a time: embedding, layers, norm, head."""
+    """Every tensor by its Hugging Face name, in the model's dtype, made one at a time on the device."""
     config = spec.model_config
     family, source = family_named(config.family), SyntheticSource(spec, device)
-    names = source.names
-    yield EMBEDDING, source.get(EMBEDDING)
-    for layer in range(config.layers):
-        prefix = f"model.layers.{layer}."
-        for name in names:
-            if name.startswith(prefix):
-                yield name, source.get(name)
-        if layer in config.moe_index:
-            for number in range(config.num_experts):
-                matrices = expert(spec, ExpertKey(config.moe_index[layer], number), device)
-                yield from zip(family.expert_names(layer, number), matrices, strict=True)
-    for name in names:
-        if not name.startswith("model.layers.") and name != EMBEDDING:
-            yield name, source.get(name)
+    experts = {
+        family.expert_names(layer, e).gate: ExpertKey(index, e)
+        for layer, index in config.moe_index.items()
+        for e in range(config.num_experts)
+    }
+    pending: list[Tensor] = []
+    for name in tensor_names(spec):
+        if name in experts:
+            pending = list(expert(spec, experts[name], device))  # gate, up, down follow one another
+        yield name, pending.pop(0) if pending else source.get(name)
 
 
 def _add_draft(model: LoadedModel, spec: SyntheticSpec, target: torch.device, fused: bool, noise: float) -> None:
