@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from specter_core.assembly import LoadedModel, build_engine, open_model
 from specter_core.errors import UserError
-from specter_core.options import EngineOptions
+from specter_core.options import ENCODINGS, EngineOptions
 from specter_core.text import TextCodec
 from specter_core.types import Request
 
@@ -63,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--noise", type=float, default=0.0, help="sigma added to the draft's codes: forces rejections")
     parser.add_argument("--variant", choices=("default", "paper"), default="default")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--encoding", choices=ENCODINGS, default="plain", help="of the experts in host store and slots")
     parser.add_argument("--no-transformers", action="store_true")
     parser.add_argument("--limit-s", type=float, default=1e9, help="start no further engine after this many seconds")
     return parser
@@ -78,7 +79,8 @@ def _check(args: argparse.Namespace) -> int:
     options = EngineOptions(context_tokens=context, max_batch=max(args.batches), prefill_chunk_tokens=64)
     totals = {"tokens": 0, "mismatches": 0, "tested": 0, "rejected": 0, "runs": 0, "skipped": 0}
     begin = time.perf_counter()
-    with open_model(args.model, args.draft, device=args.device, rtn_if_missing=True, noise=args.noise) as model:
+    with open_model(args.model, args.draft, device=args.device, rtn_if_missing=True, noise=args.noise,
+                    encoding=args.encoding) as model:  # fmt: skip
         reference = _reference(model, options, requests)
         for depth, slots in diagonals(args.depths, args.slots):
             if time.perf_counter() - begin > args.limit_s:
@@ -98,7 +100,7 @@ def _check(args: argparse.Namespace) -> int:
                         totals["runs"] += 1
                     _progress(f"K {depth:3d}  M {slots:3d}  B {batch:2d}", totals, begin)
         against = _transformers(args, model, requests, reference)
-    report = {"model": args.model.name, "device": args.device, "draft": model.draft_kind, **totals, **against}
+    report = {"model": args.model.name, "device": args.device, "encoding": args.encoding, "draft": model.draft_kind, **totals, **against}
     print(json.dumps(report | {"seconds": round(time.perf_counter() - begin, 1)}))
     return 1 if totals["mismatches"] or against["transformers_mismatches"] else 0
 

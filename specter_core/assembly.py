@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,7 @@ from specter_core.model.checkpoint import Checkpoint
 from specter_core.model.config import ModelConfig
 from specter_core.model.decoder import Decoder
 from specter_core.model.experts_loader import expert_dtype, fill_store
+from specter_core.nested.nesting import nested_store
 from specter_core.options import EngineOptions
 from specter_core.passes import DraftExpertsPath
 from specter_core.policies import Prefetching, Replacements, Residency
@@ -88,11 +90,13 @@ def open_model(
     need_draft: bool = True,
     rtn_if_missing: bool = False,
     noise: float = 0.0,
+    encoding: str = "plain",
 ) -> LoadedModel:
     """Loads a Hugging Face folder and its draft (default: its subfolder `draft`).
 
     store: attach to a host store that another process filled, else fill one. rtn_if_missing: quantize a
     round-to-nearest draft in memory where there is no draft folder. noise: sigma added to the draft's codes (tests).
+    encoding "nested": the host store then holds residuals to the draft's codes, which are needed at depth 0 too.
     Raises UserError for anything wrong with the folders, the device or the draft.
     """
     if device not in COMPUTE_DTYPES:
@@ -103,6 +107,7 @@ def open_model(
         )
     decoder = Decoder.load(model_dir, device=device, compute_dtype=COMPUTE_DTYPES[device])
     folder = draft_dir or model_dir / "draft"
+    need_draft = need_draft or encoding == "nested"
     if need_draft and not folder.is_dir() and not (rtn_if_missing and draft_dir is None):
         raise UserError(
             f"draft folder {folder} does not exist; make it with initialization/quantize_draft.py or use depth 0"
@@ -115,7 +120,22 @@ def open_model(
         draft = quantize_rtn(lambda key: host.layout.views(host.entry(key)), decoder.config)
     if draft and noise:
         draft = draft.with_noise(noise, seed=0)
+    if encoding == "nested":
+        assert draft is not None
+        host = _nested(host, draft, device)
     return LoadedModel(decoder, host, draft)
+
+
+def _nested(plain: HostExpertStore, draft: DraftExperts, device: str) -> HostExpertStore:
+    """The store of residuals in the place of `plain`, which is given back."""
+    try:
+        store, report = nested_store(plain, draft, device=device)
+    finally:
+        plain.close()
+        if plain.owner:
+            plain.unlink()
+    logging.getLogger(__name__).info("%s", report)
+    return store
 
 
 def fill_host_store(
@@ -141,7 +161,8 @@ def fixed_parts(model: LoadedModel, options: EngineOptions) -> dict[str, int]:
     copies = 1 if options.shared_kv or not options.depth else 2
     kv = KVCache.bytes_per_token(config, config.dtype) * options.context_tokens * options.max_batch * copies
     shared = decoder.shared_bytes // decoder.dtype.itemsize * config.dtype.itemsize
-    draft = draft_bytes(config) if options.depth and (model.draft or model.fused_draft) else 0
+    wanted = options.depth or model.store.layout.encoding == "nested"
+    draft = draft_bytes(config) if wanted and (model.draft or model.fused_draft) else 0
     parts = {"shared": shared, "draft": draft, "kv": kv}
     if options.depth and not options.shared_weights:
         parts["draft_shared"] = shared

@@ -9,6 +9,7 @@ from specter_core.errors import UserError
 VERIFY_ORDERS = ("expertwise", "tokenwise", "microbatches")
 EVICTIONS = ("need", "count_then_recency", "lru")
 PLANNINGS = ("need", "top_m")
+ENCODINGS = ("plain", "nested")
 VARIANTS = ("default", "paper")
 
 
@@ -28,6 +29,8 @@ class EngineOptions:
     planning: prefetch what the draft has counted, over what is least likely to be needed, or each layer's top-M by count.
     eviction in verification: by recent need, by count and recency of this window, or least recently used.
     context_tokens: KV capacity per row, in tokens. prefill_chunk_tokens: rows of one prefill chunk.
+    experts_encoding: how a model is to be opened for this engine (`open_model`); "nested": host store, link and slots
+    carry residuals to the draft's codes.
     """
 
     depth: int = 8
@@ -48,6 +51,7 @@ class EngineOptions:
     context_tokens: int = 1024
     prefill_chunk_tokens: int = 256
     max_batch: int = 1
+    experts_encoding: str = "plain"
 
     def __post_init__(self) -> None:
         _at_least("depth", self.depth, 0, "0 is plain decoding")
@@ -59,6 +63,7 @@ class EngineOptions:
         _one_of("verify", self.verify, VERIFY_ORDERS)
         _one_of("eviction", self.eviction, EVICTIONS)
         _one_of("planning", self.planning, PLANNINGS)
+        _one_of("experts_encoding", self.experts_encoding, ENCODINGS)
 
     def paper(self) -> EngineOptions:
         """The right-hand column of the switch table: no planned loads beyond drafting, uniform M, LRU per layer."""
@@ -76,6 +81,7 @@ class EngineOptions:
             stage_ahead=False,
             planning="top_m",
             eviction="lru",
+            experts_encoding="plain",
         )
 
 

@@ -1,10 +1,13 @@
-"""A host store of plain experts and a draft -> a host store of residuals; the draft's codes become its other half."""
+"""A host store of plain experts and a draft -> a host store of residuals; the draft's codes become its other half.
+
+Two passes over the experts: codes and sizes first, since the largest payload is the size of all.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -18,20 +21,36 @@ from specter_core.nested.expert import ExpertCodes, decode_expert, encode_expert
 from specter_core.nested.layout import NestedLayout
 from specter_core.types import ExpertKey
 
+LayerCodes = tuple[Int4Matrix, Int4Matrix]
+"""gate_up [E, 2I, …] and down [E, H, …] of a layer, canonical layout."""
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class NestingReport:
-    """What nesting did to a model. moved: draft codes that had to change, of `weights`; the largest payload is every
-    slot's size."""
+    """What nesting does to a model. tails: bytes beyond one symbol per weight, of each expert; moved: draft codes that
+    had to change."""
 
-    weights: int
-    moved: int
-    mean_bytes: float
-    largest_bytes: int
+    layout: NestedLayout
+    tails: list[int] = field(default_factory=list)
+    moved: int = 0
 
-    def bits_per_weight(self, weights_per_expert: int) -> float:
-        """Bits a slot takes per weight, the resident code not counted."""
-        return 8 * self.largest_bytes / weights_per_expert
+    @property
+    def payload_bytes(self) -> int:
+        """Of every slot: the largest expert's."""
+        return self.layout.payload_bytes(max(self.tails))
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Of every slot, the resident code not counted."""
+        return 8 * self.payload_bytes / self.layout.weights
+
+    def __str__(self) -> str:
+        mean = 8 * (self.layout.tails_at + sum(self.tails) / len(self.tails)) / self.layout.weights
+        share = self.moved / (self.layout.weights * len(self.tails))
+        return (
+            f"nested experts: {self.bits_per_weight:.2f} bits per weight in slots (mean {mean:.2f}), {len(self.tails)} x "
+            f"{self.payload_bytes / 1e6:.2f} MB, {share:.2%} of the draft's codes moved"
+        )
 
 
 def nested_store(
@@ -45,52 +64,74 @@ def nested_store(
     """A ready store with every expert of `plain` as a nested payload. Changes `draft` in place where a code does not
     reach its weight.
 
-    Two passes: codes and sizes first, since the largest payload is the size of all. UserError for experts that are not
-    BF16.
+    device: where the encoder works. UserError for experts that are not BF16.
     """
-    check_dtype(plain.layout.dtype)
-    layout = NestedLayout(plain.layout.hidden, plain.layout.width)
-    keys = list(_keys(plain))
-    sizes, moved = [], 0
-    for key in keys:
-        found = sanitised_codes(_weights(plain, key, device), expert_codes(draft, key, device))
-        _replace(draft, key, found.codes)
-        sizes.append(found.tails)
-        moved += found.moved
-    payload_bytes = layout.payload_bytes(max(sizes))
-    nested = HostExpertStore.create(
-        plain.layers, plain.experts,
-        PayloadLayout(layout.hidden, layout.width, torch.bfloat16, "nested", payload_bytes), directory,
+    report = new_report(plain)
+    for layer in range(plain.layers):
+        codes = (_layer(draft.gate_up, layer), _layer(draft.down, layer))
+        for side, found in zip(codes, sanitised_layer(plain, layer, codes, report, device=device), strict=True):
+            side.codes.copy_(found.codes)
+    whole = write_nested(
+        plain, lambda layer: (_layer(draft.gate_up, layer), _layer(draft.down, layer)), report,
+        device=device, directory=directory, progress=progress,
     )  # fmt: skip
+    return whole, report
+
+
+def new_report(plain: HostExpertStore) -> NestingReport:
+    """For `sanitised_layer`. UserError unless experts are BF16."""
+    if plain.layout.dtype != torch.bfloat16:
+        raise UserError(
+            f"experts are {plain.layout.dtype}, nested experts need torch.bfloat16; use experts_encoding=plain"
+        )
+    assert plain.layout.encoding == "plain", plain.layout
+    return NestingReport(NestedLayout(plain.layout.hidden, plain.layout.width))
+
+
+def sanitised_layer(
+    plain: HostExpertStore, layer: int, codes: LayerCodes, report: NestingReport, *, device: torch.device | str
+) -> LayerCodes:
+    """First pass over a layer: codes that reach every weight, on `device`; sizes go to the report, in order."""
+    gate_up, down = (Int4Matrix(m.codes.to(device, copy=True), m.scales.to(device)) for m in codes)
+    for expert in range(plain.experts):
+        weights = _weights(plain, ExpertKey(layer, expert), device)
+        found = sanitised_codes(weights, _expert((gate_up, down), expert))
+        report.tails.append(found.tails)
+        if found.moved:
+            report.moved += found.moved
+            gate_up.codes[expert], down.codes[expert] = found.codes.gate_up.codes, found.codes.down.codes
+    return gate_up, down
+
+
+def write_nested(
+    plain: HostExpertStore,
+    codes: Callable[[int], LayerCodes],
+    report: NestingReport,
+    *,
+    device: torch.device | str,
+    directory: str | os.PathLike[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> HostExpertStore:
+    """Second pass: a ready store. codes(layer) are what `sanitised_layer` returned."""
+    layout, size = report.layout, report.payload_bytes
+    entries = PayloadLayout(layout.hidden, layout.width, torch.bfloat16, "nested", size)
+    nested = HostExpertStore.create(plain.layers, plain.experts, entries, directory)
     try:
-        for done, key in enumerate(keys, 1):
-            codes = expert_codes(draft, key, device)
-            entry = nested.entry(key)
-            entry[:payload_bytes] = encode_expert(_weights(plain, key, device), codes, layout, payload_bytes)
-            nested.layout.seal(entry, key)
+        for layer in range(plain.layers):
+            gate_up, down = (Int4Matrix(m.codes.to(device), m.scales.to(device)) for m in codes(layer))
+            for expert in range(plain.experts):
+                key = ExpertKey(layer, expert)
+                payload = encode_expert(_weights(plain, key, device), _expert((gate_up, down), expert), layout, size)
+                nested.entry(key)[:size] = payload.cpu()
+                nested.layout.seal(nested.entry(key), key)
             if progress is not None:
-                progress(done, len(keys))
+                progress(layer + 1, plain.layers)
     except BaseException:
         nested.close()
         nested.unlink()
         raise
     nested.mark_ready()
-    mean = layout.tails_at + sum(sizes) / len(sizes)
-    return nested, NestingReport(layout.weights * len(keys), moved, mean, payload_bytes)
-
-
-def check_dtype(dtype: torch.dtype) -> None:
-    """UserError unless experts are BF16."""
-    if dtype != torch.bfloat16:
-        raise UserError(f"experts are {dtype}, nested experts need torch.bfloat16; use experts_encoding=plain")
-
-
-def expert_codes(draft: DraftExperts, key: ExpertKey, device: torch.device | str | None = None) -> ExpertCodes:
-    """One expert's codes and scales; views of the draft's where it lies on `device`."""
-    matrices = (
-        Int4Matrix(m.codes[key.layer, key.expert], m.scales[key.layer, key.expert]) for m in (draft.gate_up, draft.down)
-    )
-    return ExpertCodes(*(Int4Matrix(m.codes.to(device), m.scales.to(device)) for m in matrices))
+    return nested
 
 
 def nested_views(layout: PayloadLayout, draft: DraftExperts) -> Callable[[Tensor, ExpertKey], ExpertViews]:
@@ -98,18 +139,18 @@ def nested_views(layout: PayloadLayout, draft: DraftExperts) -> Callable[[Tensor
     inner = NestedLayout(layout.hidden, layout.width)
 
     def views(entry: Tensor, key: ExpertKey) -> ExpertViews:
-        return decode_expert(entry, expert_codes(draft, key, entry.device), inner)
+        codes = (_layer(draft.gate_up, key.layer), _layer(draft.down, key.layer))
+        return decode_expert(entry, _expert(codes, key.expert), inner)
 
     return views
 
 
-def _replace(draft: DraftExperts, key: ExpertKey, codes: ExpertCodes) -> None:
-    draft.gate_up.codes[key.layer, key.expert] = codes.gate_up.codes.to(draft.device)
-    draft.down.codes[key.layer, key.expert] = codes.down.codes.to(draft.device)
+def _layer(matrix: Int4Matrix, layer: int) -> Int4Matrix:
+    return Int4Matrix(matrix.codes[layer], matrix.scales[layer])
 
 
-def _keys(store: HostExpertStore) -> Iterator[ExpertKey]:
-    return (ExpertKey(layer, expert) for layer in range(store.layers) for expert in range(store.experts))
+def _expert(codes: LayerCodes, expert: int) -> ExpertCodes:
+    return ExpertCodes(*(_layer(matrix, expert) for matrix in codes))
 
 
 def _weights(store: HostExpertStore, key: ExpertKey, device: torch.device | str) -> ExpertViews:
