@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from specter_core.cpu_parts import CpuParts
-from specter_core.device_runtime import DeviceRuntime
+from specter_core.device_runtime import CudaRuntime, DeviceRuntime
 from specter_core.draft.draft_store import DraftExperts, draft_bytes, load_draft, quantize_rtn
 from specter_core.engine import SpecterEngine
 from specter_core.errors import UserError
@@ -20,6 +20,7 @@ from specter_core.memory.budget import SlotPlan, fixed_slots, plan_slots
 from specter_core.memory.eviction import POLICIES
 from specter_core.memory.expert_cache import ExpertCache
 from specter_core.memory.expert_loader import ExpertLoader
+from specter_core.memory.host_registration import PinLimit
 from specter_core.memory.host_store import HostExpertStore, StoreHandle
 from specter_core.memory.link import Link
 from specter_core.memory.payload import PayloadLayout
@@ -91,13 +92,16 @@ def open_model(
     rtn_if_missing: bool = False,
     noise: float = 0.0,
     encoding: str = "plain",
+    pin_limit: PinLimit | None = None,
+    numa_node: int | None = None,
 ) -> LoadedModel:
     """Loads a Hugging Face folder and its draft (default: its subfolder `draft`).
 
     store: attach to a host store that another process filled, else fill one. rtn_if_missing: quantize a
     round-to-nearest draft in memory where there is no draft folder. noise: sigma added to the draft's codes (tests).
     encoding "nested": the host store then holds residuals to the draft's codes, which are needed at depth 0 too.
-    Raises UserError for anything wrong with the folders, the device or the draft.
+    pin_limit: how much host memory device "cuda" may page-lock. numa_node: of a store that is filled here, instead of
+    the GPU's. Raises UserError for anything wrong with the folders, the device or the draft.
     """
     if device not in COMPUTE_DTYPES:
         raise UserError(f"device {device!r} is unknown, known are {', '.join(COMPUTE_DTYPES)}; choose one of these")
@@ -112,7 +116,12 @@ def open_model(
         raise UserError(
             f"draft folder {folder} does not exist; make it with initialization/quantize_draft.py or use depth 0"
         )
-    host = HostExpertStore.attach(store) if store else fill_host_store(model_dir, decoder.config)
+    runtime = CudaRuntime(pin_limit) if device == "cuda" else None
+    if store:
+        host = HostExpertStore.attach(store)
+    else:
+        limit = runtime.pin_limit if runtime and encoding == "plain" else None  # a nested store is smaller
+        host = fill_host_store(model_dir, decoder.config, pin_limit=limit, numa_node=numa_node)
     draft = None
     if need_draft and folder.is_dir():
         draft = load_draft(folder, decoder.config)
@@ -123,7 +132,7 @@ def open_model(
     if encoding == "nested":
         assert draft is not None
         host = _nested(host, draft, device)
-    return LoadedModel(decoder, host, draft)
+    return LoadedModel(decoder, host, draft, runtime=runtime)
 
 
 def _nested(plain: HostExpertStore, draft: DraftExperts, device: str) -> HostExpertStore:
@@ -139,12 +148,21 @@ def _nested(plain: HostExpertStore, draft: DraftExperts, device: str) -> HostExp
 
 
 def fill_host_store(
-    model_dir: Path, config: ModelConfig, *, threads: int = 4, progress: Callable[[int, int], None] | None = None
+    model_dir: Path,
+    config: ModelConfig,
+    *,
+    threads: int = 4,
+    progress: Callable[[int, int], None] | None = None,
+    pin_limit: PinLimit | None = None,
+    numa_node: int | None = None,
 ) -> HostExpertStore:
-    """A new shared host store with every routed expert of the checkpoint, ready to be attached to."""
+    """A new shared host store with every routed expert of the checkpoint, ready to be attached to. UserError when it
+    would have to be page-locked and is larger than pin_limit."""
     with Checkpoint(model_dir) as checkpoint:
         layout = PayloadLayout(config.hidden, config.expert_width, expert_dtype(checkpoint, config))
-        store = HostExpertStore.create(len(config.moe_layers), config.num_experts, layout)
+        if pin_limit:
+            pin_limit.check(len(config.moe_layers) * config.num_experts * layout.entry_bytes)
+        store = HostExpertStore.create(len(config.moe_layers), config.num_experts, layout, numa_node=numa_node)
         try:
             fill_store(checkpoint, config, store, threads=threads, progress=progress)
         except BaseException:

@@ -12,6 +12,7 @@ import torch
 from specter_core.assembly import build_engine, open_model
 from specter_core.errors import UserError
 from specter_core.memory.budget import SlotPlan
+from specter_core.memory.host_registration import PinLimit
 from specter_core.options import VARIANTS, EngineOptions
 from specter_core.text import TextCodec
 from specter_core.trace import Trace
@@ -49,6 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     gen.add_argument("--device", default="cpu")
     gen.add_argument("--threads", type=int, default=1, help="CPU compute threads; small models gain nothing from more")
     gen.add_argument("--trace", type=Path, help="write a Chrome trace of compute and link")
+    gen.add_argument("--pin-limit-gb", type=float, metavar="G", help="refuse to page-lock more host memory (1e9 bytes)")
+    gen.add_argument("--numa-node", type=int, metavar="N", help="host memory of the experts; default: the GPU's node")
     return parser
 
 
@@ -61,7 +64,10 @@ def _generate(args: argparse.Namespace) -> int:
     options = options.paper() if args.variant == "paper" else options
     trace = Trace(enabled=args.trace is not None)
     rate = None if args.link_gb_s is None else args.link_gb_s * 1e9
-    with open_model(args.model, args.draft, need_draft=args.depth > 0, device=args.device) as model:
+    pins = None if args.pin_limit_gb is None else PinLimit(round(args.pin_limit_gb * 1e9))
+    with open_model(
+        args.model, args.draft, need_draft=args.depth > 0, device=args.device, pin_limit=pins, numa_node=args.numa_node
+    ) as model:
         codec.check_context(context, model.decoder.config.max_positions)
         budget = None if args.budget_gb is None else round(args.budget_gb * 1e9)
         if args.slots is None and budget is None:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specter_core.memory.host_registration import HostRegistration
+from specter_core.memory.host_registration import HostRegistration, PinLimit
 
 DRIVER = "libcuda.so.1"
 
@@ -110,11 +110,12 @@ class _Timer:
 
 
 class CudaRuntime:
-    """The current CUDA device through torch."""
+    """The current CUDA device through torch. pin_limit: how much it may page-lock; None: as the process was told."""
 
     driver = DRIVER
 
-    def __init__(self) -> None:
+    def __init__(self, pin_limit: PinLimit | None = None) -> None:
+        self.pin_limit = pin_limit or PinLimit.of_process()
         torch.cuda.init()
         torch.zeros(1, device="cuda")  # makes the context current
         found = ctypes.c_void_p()
@@ -124,6 +125,7 @@ class CudaRuntime:
         self.pdl = False  # measured slower than plain launches in graphs (results/h200/kernels)
         self._streams: list[torch.cuda.Stream] = []
         self._registered: dict[int, HostRegistration] = {}
+        self._locked_bytes = 0
 
     @property
     def stream(self) -> int:
@@ -135,12 +137,15 @@ class CudaRuntime:
 
     def register(self, segment: Tensor) -> None:
         if segment.data_ptr() not in self._registered:
+            self.pin_limit.check(segment.numel(), self._locked_bytes)
+            self._locked_bytes += segment.numel()
             self._registered[segment.data_ptr()] = HostRegistration(segment)
 
     def close(self) -> None:
         for registration in self._registered.values():
             registration.close()
         self._registered.clear()
+        self._locked_bytes = 0
 
     def mapped(self, *shape: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(*shape, dtype=dtype, pin_memory=True)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from specter_core.errors import UserError
+from specter_core.memory.numa import chosen_node, preferred
 from specter_core.memory.payload import PayloadLayout
 from specter_core.types import ExpertKey
 
@@ -71,9 +72,18 @@ class HostExpertStore:
 
     @classmethod
     def create(
-        cls, layers: int, experts: int, layout: PayloadLayout, directory: str | os.PathLike[str] | None = None
+        cls,
+        layers: int,
+        experts: int,
+        layout: PayloadLayout,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        numa_node: int | None = None,
     ) -> HostExpertStore:
-        """A new, empty store of layers x experts entries. UserError when no folder has room for it."""
+        """A new, empty store of layers x experts entries, next to the GPU where there are several NUMA nodes.
+
+        numa_node: that node instead. UserError when no folder has room for it.
+        """
         assert layers > 0 and experts > 0, (layers, experts)
         size = HEADER_BYTES + layers * experts * layout.entry_bytes
         candidates = _default_folders() if directory is None else [Path(directory)]
@@ -84,7 +94,8 @@ class HostExpertStore:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            _reserve(fd, size, folder)
+            with preferred(chosen_node(numa_node)):
+                _reserve(fd, size, folder)
             os.pwrite(fd, _HEADER.pack(_MAGIC, _VERSION, 0, layers, experts, layout.entry_bytes), 0)
             return cls(StoreHandle(str(path), layers, experts, layout), fd, owner=True)
         except BaseException:
