@@ -73,7 +73,7 @@ class SyntheticSource:
         parts = basis(self.spec, self.device)
         gain, token = knobs.router_gain, 1 - knobs.router_common - sum(knobs.router_topics)
         own = 1 - knobs.common_share - knobs.topic_share * len(knobs.topic_lengths)
-        found = parts.without(normal(seed, f"{name} token", (experts, hidden), self.device))
+        found = parts.own(normal(seed, f"{name} token", (experts, hidden), self.device))
         found *= gain * (token / (own * hidden)) ** 0.5
         popular = normal(seed, f"{name} common", (experts, 1), self.device)
         found += popular * parts.common * (gain * (knobs.router_common / (knobs.common_share * hidden)) ** 0.5)

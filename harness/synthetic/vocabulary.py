@@ -33,6 +33,12 @@ class Basis:
         every = torch.cat([self.common.unsqueeze(1), self.votes, *self.topics], dim=1)
         return x - (x @ every) @ every.T
 
+    def own(self, noise: Tensor) -> Tensor:
+        """Standard normal [..., H] -> the same without these directions, its entries of RMS 1 again."""
+        hidden = noise.shape[-1]
+        taken = 1 + self.votes.shape[1] + sum(topic.shape[1] for topic in self.topics)
+        return self.without(noise) * (hidden / (hidden - taken)) ** 0.5
+
 
 @dataclass(frozen=True, slots=True)
 class Ring:
@@ -75,7 +81,7 @@ def embedding(spec: SyntheticSpec, device: torch.device | str) -> Tensor:
     found = torch.empty(config.vocab_size, hidden, dtype=config.dtype, device=device)
     for start in range(0, config.vocab_size, _CHUNK_ROWS):
         stop = min(start + _CHUNK_ROWS, config.vocab_size)
-        x = parts.without(normal(spec.seed, f"token {start}", (stop - start, hidden), device)) * own**0.5
+        x = parts.own(normal(spec.seed, f"token {start}", (stop - start, hidden), device)) * own**0.5
         x += parts.common * (knobs.common_share * hidden) ** 0.5
         position = places.position[start:stop]
         for block, code, topic in zip(places.blocks, codes, parts.topics, strict=True):
