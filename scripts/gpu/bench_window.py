@@ -34,7 +34,7 @@ from scripts.gpu.bench_draft import hbm_ceiling_tb_per_s, kernel_shares, step_by
 from scripts.gpu.random_weights import random_model
 from specter_core.assembly import LoadedModel, build_engine
 from specter_core.engine import SpecterEngine
-from specter_core.options import EngineOptions
+from specter_core.options import ENCODINGS, EngineOptions
 from specter_core.types import ExpertKey, Request, WindowStats
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -274,6 +274,7 @@ def main() -> int:
     parser.add_argument("--depth", type=int, help="K; default the paper's")
     parser.add_argument("--tokens", type=int, default=512, help="new tokens of the exactness run")
     parser.add_argument("--branch", type=float, default=0.3, help="size of what layers add; smaller: more acceptance")
+    parser.add_argument("--encoding", choices=ENCODINGS, default="plain", help="of the experts in host store and slots")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device here; run this on a machine that has one", file=sys.stderr)
@@ -281,7 +282,7 @@ def main() -> int:
     ceiling = hbm_ceiling_tb_per_s()
     print(f"HBM ceiling (read): {ceiling:.2f} TB/s")
     failed = []
-    with random_model(options.model, branch=options.branch) as model:
+    with random_model(options.model, branch=options.branch, encoding=options.encoding) as model:
         bench = Bench(options.model, model, options.depth or DEPTHS[options.model], options.tokens)
         steps = [("resident", lambda: bench.resident(ceiling))]
         steps += [(f"{gb:g} GB", lambda gb=gb: bench.budget(gb)) for gb in BUDGETS_GB[options.model]]  # type: ignore[misc]

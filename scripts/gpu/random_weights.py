@@ -19,12 +19,14 @@ from specter_core.draft.draft_store import DraftExperts
 from specter_core.draft.int4 import GROUP, Int4Matrix
 from specter_core.draft.kernels.path import FusedExpertPath
 from specter_core.memory.host_store import HostExpertStore
-from specter_core.memory.payload import TRAILER_BYTES, PayloadLayout, trailer_words
+from specter_core.memory.payload import TRAILER_BYTES, ExpertViews, PayloadLayout, trailer_words
 from specter_core.model.config import ModelConfig
 from specter_core.model.decoder import Decoder
 from specter_core.model.families import family_named
 from specter_core.model.norm import load_norm
 from specter_core.model.ops_cuda import CudaOps
+from specter_core.nested.expert import ExpertCodes, encode_expert, sanitised_codes
+from specter_core.nested.layout import NestedLayout
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2_lite": {
@@ -95,7 +97,9 @@ def quantized(weight: Tensor) -> Int4Matrix:
     return Int4Matrix(codes[..., 0::2] | (codes[..., 1::2] << 4), scales)
 
 
-def random_model(name: str, *, seed: int = 0, branch: float = 0.3, log: bool = True) -> LoadedModel:
+def random_model(
+    name: str, *, seed: int = 0, branch: float = 0.3, log: bool = True, encoding: str = "plain"
+) -> LoadedModel:
     """A full-size model with its round-to-nearest draft; `branch` scales what attention, MLPs and experts add."""
     started = time.perf_counter()
 
@@ -115,6 +119,8 @@ def random_model(name: str, *, seed: int = 0, branch: float = 0.3, log: bool = T
     decoder = Decoder(config, embedding, layers, norm, head, None, ops)
     note("shared tensors")
     layout = PayloadLayout(config.hidden, config.expert_width, torch.bfloat16)
+    if encoding == "nested":
+        layout = PayloadLayout(config.hidden, config.expert_width, torch.bfloat16, encoding, nested_bytes(config))
     store = HostExpertStore.create(len(config.moe_layers), config.num_experts, layout)
     note(f"host store {store.segment.numel() / 1e9:.1f} GB reserved")
     runtime = CudaRuntime()
@@ -131,28 +137,56 @@ def random_model(name: str, *, seed: int = 0, branch: float = 0.3, log: bool = T
     return LoadedModel(decoder, store, None, path, runtime)
 
 
+def nested_bytes(config: ModelConfig) -> int:
+    """Payload size for Gaussian weights rounded at absmax / 7: 16 % of the codes are 0."""
+    layout = NestedLayout(config.hidden, config.expert_width)
+    return layout.payload_bytes(round(0.16 * layout.weights))
+
+
+def nest(
+    entry: Tensor, layout: PayloadLayout, wide: Tensor, tall: Tensor, codes: list[Int4Matrix], expert: int
+) -> int:
+    """Writes an expert's nested payload (its codes are changed where they must); bytes that it needs."""
+    inner, width = NestedLayout(layout.hidden, layout.width), layout.width
+    weights = ExpertViews(wide[:width], wide[width:], tall)
+    own = ExpertCodes(*(Int4Matrix(m.codes[expert], m.scales[expert]) for m in codes))
+    found = sanitised_codes(weights, own)
+    assert not found.moved, found.moved
+    entry[: layout.payload_bytes] = encode_expert(weights, own, inner, layout.payload_bytes)
+    return inner.payload_bytes(found.tails)
+
+
 def _fill(config: ModelConfig, layout: PayloadLayout, store: HostExpertStore, seed: int, branch: float) -> DraftExperts:
     """Experts into the store, layer by layer, and the draft that was rounded from them."""
     experts, hidden, width = config.num_experts, config.hidden, config.expert_width
     low, high, size, encoding = trailer_words(layout)
     generator = torch.Generator("cuda").manual_seed(seed + 1)
+    largest = 0
     whole = store.segment.view(store.layers, experts, layout.entry_bytes)
     gate_up, down = [], []
     for layer in range(store.layers):
         entries = torch.zeros(experts, layout.entry_bytes, dtype=torch.uint8, device="cuda")
-        flat = entries[:, : layout.payload_bytes].view(torch.bfloat16)
+        flat = torch.zeros(experts, 3 * hidden * width, dtype=torch.bfloat16, device="cuda")
         wide = flat[:, : 2 * hidden * width].view(experts, 2 * width, hidden)
         tall = flat[:, 2 * hidden * width :].view(experts, hidden, width)
         for target, gain in ((wide, hidden**-0.5), (tall, EXPERT_GAIN * branch * width**-0.5)):
             noise = torch.randn(target.shape, generator=generator, device="cuda", dtype=torch.bfloat16)
             target.copy_(noise * gain)
+        codes = [quantized(wide), quantized(tall)]
+        if layout.encoding == "nested":
+            largest = max(largest, *(nest(entries[e], layout, wide[e], tall[e], codes, e) for e in range(experts)))
+        else:
+            entries[:, : layout.payload_bytes] = flat.view(torch.uint8)
         words = [struct.pack("<iiiiIiI", low, high, layer, e, encoding, 0, size) + bytes(4) for e in range(experts)]
         trailers = torch.frombuffer(bytearray(b"".join(words)), dtype=torch.uint8).view(experts, TRAILER_BYTES)
         entries[:, layout.entry_bytes - TRAILER_BYTES :] = trailers.cuda()
         whole[layer].copy_(entries, non_blocking=True)
-        gate_up.append(quantized(wide))
-        down.append(quantized(tall))
+        gate_up.append(codes[0])
+        down.append(codes[1])
         torch.cuda.synchronize()
+    if largest:
+        bits = [8 * n / (3 * hidden * width) for n in (largest, layout.payload_bytes)]
+        print(f"  nested: {bits[0]:.3f} bits per weight in the largest expert, {bits[1]:.3f} in slots", file=sys.stderr)
 
     def stacked(parts: list[Int4Matrix]) -> Int4Matrix:
         return Int4Matrix(torch.stack([p.codes for p in parts]), torch.stack([p.scales for p in parts]))
