@@ -25,12 +25,13 @@ class Setting(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """label -> prompts (indices among the label's prompts) and their mean values over repeats; the weights kinds of the
-    rows."""
+    """label -> prompts (indices among the label's prompts) and their mean values over repeats; kinds of weights and most
+    new tokens of the rows."""
 
     prompts: dict[str, np.ndarray]
     values: dict[str, np.ndarray]
     weights: frozenset[str]
+    new_tokens: int = 0
 
 
 class Cells:
@@ -88,7 +89,7 @@ class Cells:
         rows = rows[rows[metric].notna()] if metric in rows else rows.iloc[:0]
         if rows.empty:
             raise Missing(f"no {metric} of " + ", ".join(f"{k} {v}" for k, v in where.items()))
-        cell = Cell({}, {}, frozenset(rows["weights"]))
+        cell = Cell({}, {}, frozenset(rows["weights"]), int(rows["new_tokens"].max()) if "new_tokens" in rows else 0)
         for label, own in rows.groupby(["label", "prompt"])[metric].mean().groupby(level="label"):
             cell.prompts[str(label)] = own.index.get_level_values("prompt").to_numpy()
             cell.values[str(label)] = own.to_numpy(dtype=float)

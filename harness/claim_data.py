@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.claim_cells import MEMORIES, Cells, Missing
+from harness.claim_cells import MEMORIES, Cell, Cells, Missing
 
 SPECTER = "specter"
 BASELINES = ("specmoeoff", "mo_sm", "mo_sc", "transformers", "vllm", "llama_cpp")
@@ -235,6 +235,8 @@ class Evidence:
         cell = self.cells_of.cell(metric, conditions)
         self.models_used.add(conditions["model"])
         self.weights_used |= cell.weights
+        if system != SPECTER:
+            self._note_narrower(metric, conditions, cell)
         if self._counts is None:
             return {label: float(values.mean()) for label, values in cell.values.items()}
         found = {}
@@ -242,6 +244,17 @@ class Evidence:
             counts = self._counts[label][cell.prompts[label]]
             found[label] = float(counts @ values / counts.sum()) if counts.sum() else float(values.mean())
         return found
+
+    def _note_narrower(self, metric: str, conditions: dict[str, Any], cell: Cell) -> None:
+        """Notes the datasets and tokens that Specter was measured with and this system was not."""
+        try:
+            own = self.cells_of.cell(metric, conditions | {"system": SPECTER})
+        except Missing:
+            return
+        if absent := [label for label in own.values if label not in cell.values]:
+            self.notes[f"{conditions['system']} not measured on {', '.join(absent)}"] = None
+        if cell.new_tokens < own.new_tokens:
+            self.notes[f"{conditions['system']} measured with {cell.new_tokens} of {own.new_tokens} new tokens"] = None
 
     def _model(self, model: str) -> str:
         """The model itself where it was measured, else its stand-in where that is allowed."""

@@ -181,6 +181,17 @@ def test_a_missing_baseline_or_model_bars_confirmation_and_is_named(found):
     assert "vllm" in finding.reason and "phi35_moe high" in finding.reason
 
 
+def test_a_baseline_with_fewer_datasets_or_tokens_bars_confirmation_and_is_named(found):
+    other = copy.deepcopy(found)
+    rows = other.records["main"]
+    slow = rows["system"] == "transformers"
+    rows = rows[~slow | (rows["label"] == "GK")]
+    other.records["main"] = rows.assign(new_tokens=rows["new_tokens"].where(rows["system"] != "transformers", 6))
+    finding = claims.evaluate([ALL["speedup_transformers"]], other, draws=0)[0]
+    assert finding.verdict is Verdict.TREND
+    assert "transformers not measured on" in finding.reason and "with 6 of 128 new tokens" in finding.reason
+
+
 def test_the_strongest_setting_counts_and_the_others_are_listed(found):
     other = copy.deepcopy(found)
     weaker = other.records["main"].assign(link="pcie4", config_hash=lambda r: r["config_hash"] + "-pcie4")
