@@ -24,7 +24,7 @@ CONSUMED: tuple[str, ...] = (
     "budgets_gb",
     "variants",
 )
-CONSUMED += ("by_profile", "named_models")
+CONSUMED += ("by_profile", "named_models", "baseline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,8 @@ class SystemEntry:
 
     links: device -> the links it can be measured with (absent device: all). devices: those it can be measured
     on (none: all). budgeted False: runs without a budget. python: interpreter of the worker, relative to the
-    repository, where the system has an environment of its own.
+    repository, where the system has an environment of its own. weights_as: model's kind of weights -> what the system
+    really has in their place, e.g. {synthetic: dummy}; such rows are compared with no reference tokens.
     """
 
     name: str
@@ -68,6 +69,7 @@ class SystemEntry:
     available: bool = True
     reason: str = ""
     python: str | None = None
+    weights_as: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def variant(self) -> str:
@@ -103,7 +105,8 @@ class LinkEntry:
 @dataclass(frozen=True, slots=True)
 class Launcher:
     """conf/launcher/<name>.yaml. parallel: workers at a time; None: one per visible GPU, one on a CPU. workers: a fresh
-    process for every `cell`, or one for all cells of a model and `system`, which loads its weights once. The rest from
+    process for every `cell`, or one for all cells of a model and `system`, which loads its weights once. pin_limit_gb:
+    the most host memory a worker may page-lock. numa_node: of the host store, instead of the GPU's. The rest from
     `jobs` on is for slurm: the number of jobs that the cells are dealt to, and what each asks for."""
 
     name: str = "local"
@@ -112,6 +115,8 @@ class Launcher:
     generate_timeout_s: float = 900.0
     restarts: int = 1
     workers: str = "cell"
+    pin_limit_gb: float | None = None
+    numa_node: int | None = None
     jobs: int = 4
     cluster: str = "slurm"
     partition: str | None = None

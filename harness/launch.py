@@ -8,10 +8,23 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
+from harness.config import Launcher
 from harness.gpu_info import gpus
 from specter_core.errors import UserError
+from specter_core.memory.numa import NUMA_NODE, chosen_node
+from specter_core.memory.pin_limit import PIN_LIMIT, PinLimit
 
 T = TypeVar("T")
+
+
+def set_host_memory(launcher: Launcher) -> None:
+    """Tells this process and its workers, through their environment, how much host memory may be page-locked and on
+    which NUMA node the store belongs. UserError for a node that is not there, before anything is loaded."""
+    for name, value in ((PIN_LIMIT, launcher.pin_limit_gb), (NUMA_NODE, launcher.numa_node)):
+        if value is not None:
+            os.environ[name] = str(value)
+    PinLimit.of_process()
+    chosen_node()
 
 
 def seats(device: str, parallel: int | None) -> list[str | None]:

@@ -50,6 +50,7 @@ def run(
         set_aside(path)
         set_aside(out / "timings.csv")
     places = launch.seats(plan.device, config.launcher.parallel)
+    launch.set_host_memory(config.launcher)
     commit = environment.git_commit()
     with RunProgress(plan.requests) as progress:
         records = RecordFile(path, progress.notice)

@@ -68,6 +68,8 @@ def job_arguments(config: RunConfig, overrides: Sequence[str], folder: Path, sha
         f"launcher.load_timeout_s={limits.load_timeout_s}",
         f"launcher.generate_timeout_s={limits.generate_timeout_s}",
         f"launcher.restarts={limits.restarts}",
+        f"launcher.pin_limit_gb={'null' if limits.pin_limit_gb is None else limits.pin_limit_gb}",
+        f"launcher.numa_node={'null' if limits.numa_node is None else limits.numa_node}",
         f"output={folder}",
         f"shard='{shard}'",
         f"depths={'null' if chosen is None else chosen}",

@@ -20,10 +20,10 @@ from specter_core.memory.budget import SlotPlan, fixed_slots, plan_slots
 from specter_core.memory.eviction import POLICIES
 from specter_core.memory.expert_cache import ExpertCache
 from specter_core.memory.expert_loader import ExpertLoader
-from specter_core.memory.host_registration import PinLimit
 from specter_core.memory.host_store import HostExpertStore, StoreHandle
 from specter_core.memory.link import Link
 from specter_core.memory.payload import PayloadLayout
+from specter_core.memory.pin_limit import PinLimit
 from specter_core.memory.slot_buffer import SlotBuffer
 from specter_core.model.checkpoint import Checkpoint
 from specter_core.model.config import ModelConfig
@@ -34,9 +34,9 @@ from specter_core.options import EngineOptions
 from specter_core.passes import DraftExpertsPath
 from specter_core.policies import Prefetching, Replacements, Residency
 from specter_core.prefetch.elb import ELB
-from specter_core.prefetch.pattern_analyzer import PatternAnalyzer
 from specter_core.prefetch.need_history import NeedHistory
 from specter_core.prefetch.need_planner import NeedPlanner
+from specter_core.prefetch.pattern_analyzer import PatternAnalyzer
 from specter_core.prefetch.planner import Planner, PrefetchPlanner
 from specter_core.prefetch.prefetcher import Prefetcher
 from specter_core.state.kv_cache import KVCache

@@ -9,7 +9,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specter_core.memory.host_registration import HostRegistration, PinLimit
+from specter_core.memory.host_registration import HostRegistration
+from specter_core.memory.pin_limit import PinLimit
 
 DRIVER = "libcuda.so.1"
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from harness import launch
+from harness.config import Launcher
 from specter_core.assembly import fill_host_store
 from specter_core.device_runtime import CudaRuntime
 from specter_core.errors import UserError
 from specter_core.memory import numa
-from specter_core.memory.host_registration import PIN_LIMIT, PinLimit, refusal
+from specter_core.memory.host_registration import refusal
 from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.payload import PayloadLayout
+from specter_core.memory.pin_limit import PIN_LIMIT, PinLimit
 from specter_core.model.config import ModelConfig
 
 MODEL = Path(__file__).resolve().parents[1] / "reference" / "qwen2_moe_mini"
@@ -96,3 +100,14 @@ def test_pages_come_from_the_preferred_node_and_the_preference_ends(tmp_path: Pa
     store = HostExpertStore.create(1, 2, PayloadLayout(64, 32, torch.float32), tmp_path, numa_node=0)
     store.close()
     store.unlink()
+
+
+def test_the_harness_tells_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (PIN_LIMIT, numa.NUMA_NODE):
+        monkeypatch.setenv(name, "")
+    launch.set_host_memory(Launcher())
+    assert os.environ[PIN_LIMIT] == ""
+    launch.set_host_memory(Launcher(pin_limit_gb=2.5))
+    assert PinLimit.of_process().limit_bytes == 2_500_000_000
+    with pytest.raises(UserError, match=r"numa_node is 99"):
+        launch.set_host_memory(Launcher(numa_node=99))
