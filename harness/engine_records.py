@@ -26,7 +26,7 @@ def records(run: GenerationRun, engine: SpecterEngine, *, variant: str) -> list[
             throughput=throughput,
             variant=variant,
             dtype=str(engine.decoder.config.dtype).removeprefix("torch."),
-            encoding="plain",
+            encoding=engine.options.experts_encoding,
             depth=engine.options.depth,
             slots=sum(engine.slots.slots_per_layer) / len(engine.slots.slots_per_layer),
             acceptance=result.acceptance,

@@ -38,12 +38,14 @@ def in_memory_spec(entry: ModelEntry) -> ModelSpec:
     return ModelSpec(entry.name, entry.family, "", None, "synthetic", entry.shape.dtype, digest, entry.shape)
 
 
-def open_in_memory(model: ModelSpec, device: str, *, need_draft: bool, fused: bool = True) -> LoadedModel:
+def open_in_memory(
+    model: ModelSpec, device: str, *, need_draft: bool, fused: bool = True, encoding: str = "plain"
+) -> LoadedModel:
     """The decoder and, where needed, the RTN draft of the experts in the store, made on the device."""
     from harness.synthetic import open_synthetic, spec_for
 
     assert model.store is not None, "the harness fills the store before a worker starts"
-    return open_synthetic(spec_for(model.name), device, model.store, need_draft=need_draft, fused=fused)
+    return open_synthetic(spec_for(model.name), device, model.store, need_draft=need_draft, fused=fused, encoding=encoding)
 
 
 @contextmanager

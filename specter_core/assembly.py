@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -233,6 +233,7 @@ def build_engine(
     parts that another system builds in the place of Specter's.
     """
     trace, own = trace or Trace(enabled=False), replacements or Replacements()
+    options = replace(options, experts_encoding=model.store.layout.encoding)
     plan = slot_plan(model, options, slots_per_layer, budget_bytes)
     config = model.decoder.config
     cache = own.cache(plan) if own.cache else ExpertCache(plan.slots_per_layer, plan.staging)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from harness.synthetic.experts import expert
+from harness.synthetic.nested import nest
 from harness.synthetic.source import EMBEDDING, HEAD, SyntheticSource
 from harness.synthetic.spec import SyntheticSpec
 from harness.synthetic.store import create_store, draft_from_store, draft_layers, fill_store
@@ -46,6 +47,7 @@ def open_synthetic(
     need_draft: bool = True,
     fused: bool = True,
     noise: float = 0.0,
+    encoding: str = "plain",
 ) -> LoadedModel:
     """As `specter_core.assembly.open_model`, without a folder.
 
@@ -70,7 +72,9 @@ def open_synthetic(
         if not store.ready:
             fill_store(spec, store, target, locked=True)
         model = LoadedModel(build_decoder(spec, target), store, None, runtime=runtime)
-        if need_draft:
+        if encoding == "nested":
+            nest(model, spec, target, noise=noise)
+        elif need_draft:
             _add_draft(model, spec, target, fused, noise)
     except BaseException:
         if runtime:

@@ -38,7 +38,7 @@ class EngineSystem:
     def load(self, model: ModelSpec, memory: MemorySpec) -> None:
         """UserError: no draft for depth > 0, a budget below one slot per layer, an unknown device."""
         options = replace(self._options, context_tokens=memory.max_sequence, max_batch=memory.batch)
-        wanted, start = Opened(model, memory.device, options.depth > 0), time.monotonic()
+        wanted, start = Opened(model, memory.device, options.depth > 0, options.experts_encoding), time.monotonic()
         if self._model is None or self._opened != wanted:
             self._drop_model()
             self._model, self._opened = open_weights(wanted), wanted
@@ -103,19 +103,21 @@ class Opened(NamedTuple):
     model: ModelSpec
     device: str
     with_draft: bool
+    encoding: str
 
 
 def open_weights(wanted: Opened) -> LoadedModel:
     """From the checkpoint's folder, or generated where the weights lie in no folder."""
     model = wanted.model
     if is_in_memory(model):
-        return open_in_memory(model, wanted.device, need_draft=wanted.with_draft)
+        return open_in_memory(model, wanted.device, need_draft=wanted.with_draft, encoding=wanted.encoding)
     return open_model(
         Path(model.path),
         None if model.draft_path is None else Path(model.draft_path),
         device=wanted.device,
         store=model.store,
         need_draft=wanted.with_draft,
+        encoding=wanted.encoding,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from harness.systems.engine_system import EngineSystem, engine_options
@@ -12,12 +13,15 @@ _VARIANTS = ("default", "paper", "reference")
 
 
 def create(options: Mapping[str, Any]) -> EngineSystem:
-    """options: `variant` (default | paper | reference), `named` (what the rows call it, if not that) and any field of
-    EngineOptions, `depth` among them."""
+    """options: `variant` (default | paper | reference), `named` (what the rows call it, if not that), `encoding` (plain |
+    nested, of the experts) and any field of EngineOptions, `depth` among them."""
     variant = str(options.get("variant", "default"))
     if variant not in _VARIANTS:
         raise UserError(f"variant {variant!r} is unknown, known are {', '.join(_VARIANTS)}; choose one of these")
-    chosen = engine_options(options, own=("variant", "named"))
+    own = {name: value for name, value in options.items() if name != "encoding"}
+    chosen = engine_options(own, own=("variant", "named"))
+    if "encoding" in options:
+        chosen = replace(chosen, experts_encoding=str(options["encoding"]))
     if variant == "paper":
         chosen = chosen.paper()
     return EngineSystem(chosen, variant=str(options.get("named") or variant), resident=variant == "reference")

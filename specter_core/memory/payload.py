@@ -93,15 +93,16 @@ class PayloadLayout:
             target.copy_(source)
         self.seal(entry, key)
 
-    def seal(self, entry: Tensor, key: ExpertKey) -> None:
-        """Padding and trailer for the payload that `entry` (uint8 [entry_bytes], host memory) holds."""
+    def seal(self, entry: Tensor, key: ExpertKey, *, checksum: bool = True) -> None:
+        """Padding and trailer for the payload that `entry` (uint8 [entry_bytes], host memory) holds. checksum: a second
+        per GB and more; without, the trailer's CRC is 0."""
         entry[self.payload_bytes : self.entry_bytes - TRAILER_BYTES] = 0
         fields = (
             _MAGIC,
             key.layer,
             key.expert,
             ENCODING_IDS[self.encoding],
-            self._crc(entry),
+            self._crc(entry) if checksum else 0,
             self._size_check,
             0,
         )

@@ -59,12 +59,13 @@ def nested_store(
     *,
     device: torch.device | str = "cpu",
     directory: str | os.PathLike[str] | None = None,
+    checksum: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[HostExpertStore, NestingReport]:
     """A ready store with every expert of `plain` as a nested payload. Changes `draft` in place where a code does not
     reach its weight.
 
-    device: where the encoder works. UserError for experts that are not BF16.
+    device: where the encoder works; checksum: see `PayloadLayout.seal`. UserError for experts that are not BF16.
     """
     report = new_report(plain)
     for layer in range(plain.layers):
@@ -73,7 +74,7 @@ def nested_store(
             side.codes.copy_(found.codes)
     whole = write_nested(
         plain, lambda layer: (_layer(draft.gate_up, layer), _layer(draft.down, layer)), report,
-        device=device, directory=directory, progress=progress,
+        device=device, directory=directory, checksum=checksum, progress=progress,
     )  # fmt: skip
     return whole, report
 
@@ -110,6 +111,7 @@ def write_nested(
     *,
     device: torch.device | str,
     directory: str | os.PathLike[str] | None = None,
+    checksum: bool = True,
     progress: Callable[[int, int], None] | None = None,
 ) -> HostExpertStore:
     """Second pass: a ready store. codes(layer) are what `sanitised_layer` returned."""
@@ -123,7 +125,7 @@ def write_nested(
                 key = ExpertKey(layer, expert)
                 payload = encode_expert(_weights(plain, key, device), _expert((gate_up, down), expert), layout, size)
                 nested.entry(key)[:size] = payload.cpu()
-                nested.layout.seal(nested.entry(key), key)
+                nested.layout.seal(nested.entry(key), key, checksum=checksum)
             if progress is not None:
                 progress(layer + 1, plain.layers)
     except BaseException:
