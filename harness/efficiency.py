@@ -6,11 +6,14 @@ in ms, loads in experts.
 
 from __future__ import annotations
 
+import csv
 import fcntl
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from harness.system import NAN
 
 FILE = "efficiency.jsonl"
 KEYS = ("model", "weights", "memory", "link", "device", "B", "prefix_len", "system", "variant", "encoding")
@@ -35,3 +38,101 @@ def read(path: Path) -> list[dict[str, Any]]:
             continue
         found[line["config_hash"], line["prompt_id"], line["repeat"]] = line
     return list(found.values())
+
+
+def cells(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One line per cell (KEYS and K): sums over its requests, then shares and figures per committed token.
+
+    bound_share: the bound's time over the time taken. *_ms: per committed token, by part: draft; router (the host waits
+    for the target's routers, that is for the device); demand, prefetch and slot (waiting for loads that nobody had
+    planned, for planned ones under way, for a slot); launch: the rest of verification, planning and launching on the
+    host; between: what lies between windows. loads per committed token and layer, beside what LRU and Belady with the
+    same slots would have loaded on the same trace.
+    """
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault(tuple(line[k] for k in (*KEYS, "K")), []).append(line)
+    return [dict(zip((*KEYS, "K"), key, strict=True)) | _cell(group) for key, group in groups.items()]
+
+
+def by_layer(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Precision and recall of the plans per cell and MoE layer."""
+    return _tallies(lines, "layer", lambda line: enumerate(line.get("by_layer", ())))
+
+
+def by_horizon(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Precision and recall of the M most wanted experts after so many draft tokens, per cell."""
+    return _tallies(lines, "drafted", lambda line: ((int(t), v) for t, v in line.get("by_horizon", {}).items()))
+
+
+def write(folder: Path) -> list[Path]:
+    """efficiency.csv, prefetch_by_layer.csv and prefetch_by_horizon.csv from the folder's efficiency.jsonl; those that
+    would be empty are left out."""
+    lines = read(folder / FILE)
+    tables = {
+        "efficiency": cells(lines),
+        "prefetch_by_layer": by_layer(lines),
+        "prefetch_by_horizon": by_horizon(lines),
+    }
+    written = []
+    for name, rows in tables.items():
+        if rows:
+            path = folder / f"{name}.csv"
+            temporary = path.with_suffix(".tmp")
+            with temporary.open("w", newline="") as file:
+                writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+                writer.writeheader()
+                writer.writerows({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in r.items()} for r in rows)
+            temporary.replace(path)
+            written.append(path)
+    return written
+
+
+def _cell(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def total(name: str) -> float:
+        return float(sum(line[name] for line in group))
+
+    def stall(cause: str) -> float:
+        return float(sum(line["stall_ms"].get(cause, 0.0) for line in group))
+
+    tokens, decode = max(1.0, total("committed")), total("decode_ms")
+    stalls = {cause: stall(cause) for cause in ("miss", "late", "slot")}
+    launch = total("verify_ms") - total("router_wait_ms") - sum(stalls.values())
+    layers = max((len(line.get("by_layer", ())) for line in group), default=0)
+    per_token = {
+        "tpot_ms": decode, "draft_ms": total("draft_ms"), "router_ms": total("router_wait_ms"),
+        "demand_ms": stalls["miss"], "prefetch_ms": stalls["late"], "slot_ms": stalls["slot"], "launch_ms": launch,
+        "between_ms": decode - total("draft_ms") - total("verify_ms"), "link_busy_ms": total("link_busy_ms"),
+        "bound_ms": total("bound_ms"),
+    }  # fmt: skip
+    loads = {f"{name}_loads": total(name) / tokens for name in ("needed", "moved", "misses", "late", "lru", "belady")}
+    planned = [t for line in group for t in line.get("by_layer", ())]
+    predicted, right, needed = (sum(t[i] for t in planned) for i in range(3))
+    energy = [line["energy_j"] for line in group if line["energy_j"] == line["energy_j"]]
+    return {
+        "requests": len(group), "committed": int(tokens), "slots": group[0]["slots"], "layers": layers,
+        "bound_share": total("bound_ms") / decode if decode else NAN,
+        **{name: value / tokens for name, value in per_token.items()},
+        **loads,
+        "moved_over_lru": total("moved") / total("lru") if total("lru") else NAN,
+        "moved_over_belady": total("moved") / total("belady") if total("belady") else NAN,
+        "precision": right / predicted if predicted else NAN, "recall": right / needed if needed else NAN,
+        "j_per_token": sum(energy) / sum(line["new_tokens"] for line in group) if len(energy) == len(group) else NAN,
+    }  # fmt: skip
+
+
+def _tallies(
+    lines: Sequence[Mapping[str, Any]],
+    name: str,
+    items: Callable[[Mapping[str, Any]], Iterable[tuple[int, Sequence[int]]]],
+) -> list[dict[str, Any]]:
+    sums: dict[tuple[Any, ...], list[int]] = {}
+    for line in lines:
+        for place, tally in items(line):
+            key = (*(line[k] for k in (*KEYS, "K")), place)
+            sums[key] = [a + b for a, b in zip(sums.get(key, [0, 0, 0]), tally, strict=True)]
+    return [
+        dict(zip((*KEYS, "K", name), key, strict=True))
+        | {"planned": p, "right": r, "needed": n, "precision": r / p if p else NAN, "recall": r / n if n else NAN}
+        for key, (p, r, n) in sums.items()
+    ]

@@ -20,7 +20,7 @@ import yaml
 
 from harness import catalogue, claims
 from harness.claim_verdict import Verdict, load
-from harness.report_tables import Cells, efficiency, environment_lines, failures, reruns, speed
+from harness.report_tables import Cells, efficiency, environment_lines, failures, reruns, sources, speed, time_by_part
 
 redraw: Any = importlib.import_module("figures.redraw")
 results: Any = importlib.import_module("figures.results")
@@ -76,11 +76,13 @@ def render(found: Any, findings: Sequence[claims.Finding], outcomes: Sequence[An
         problems=found.problems,
         speed=speed(rows),
         efficiency=efficiency(rows),
+        parts=time_by_part(found.folder),
         failures=failures(rows),
         aims=_plain(found.tables["aims"]),
         environment=environment_lines(found.environments, yaml.safe_load(PLATFORM.read_text())),
         machines=list(found.environments) or [],
         reruns=reruns(found, models),
+        sources=sources(found),
     )
 
 
@@ -106,7 +108,7 @@ def _claim(finding: claims.Finding) -> dict[str, str]:
         "paper": claims.paper_text(finding.claim),
         "measured": claims.measured_text(finding) if run else "",
         "where": where,
-        "reason": finding.reason,
+        "reason": "; ".join([*filter(None, [finding.reason]), *(f"also {claims.also_text(o)}" for o in finding.also)]),
     }
 
 

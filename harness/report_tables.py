@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -21,6 +22,27 @@ MADE_BY = {
     "prefix": "prefix",
     "baselines": "figure 14, the baselines alone",
 }
+
+
+PARTS = {
+    "tpot_ms": "ms per token",
+    "draft_ms": "draft",
+    "router_ms": "waiting for the device",
+    "demand_ms": "for demand loads",
+    "prefetch_ms": "for prefetches",
+    "slot_ms": "for slots",
+    "launch_ms": "planning, launching",
+    "between_ms": "between windows",
+    "bound_share": "share of the bound",
+    "needed_loads": "experts needed",
+    "moved_loads": "moved",
+    "lru_loads": "LRU",
+    "belady_loads": "Belady",
+    "precision": "plan precision",
+    "recall": "plan recall",
+    "j_per_token": "J/token",
+}
+"""Columns of efficiency.csv that the report shows, and their heads."""
 
 
 class Cells(NamedTuple):
@@ -71,6 +93,38 @@ def efficiency(rows: pd.DataFrame) -> Cells | None:
         [str(k) for k in key] + [_number(v) for v in line]
         for key, line in zip(means.index, means.to_numpy(), strict=True)
     ]
+    return Cells(head, body)
+
+
+def sources(found: Any) -> Cells:
+    """One line per folder of the results: what it holds, and where it was measured. found: figures.results.Results."""
+    body = []
+    for name in sorted({*found.records, *found.others}):
+        rows = found.records.get(name, pd.DataFrame())
+        ok = rows[rows["status"] == "ok"] if len(rows) else rows
+        files = ([f"{len(ok)} of {len(rows)} requests ok"] if len(rows) else []) + found.others.get(name, [])
+        columns = ("model", "system", "weights", "link", "device", "git_commit")
+        said = [", ".join(sorted(set(ok[c].dropna().astype(str)))) if len(ok) else "" for c in columns]
+        env = found.environments.get(name, {})
+        said[-2] = said[-2] or str(env.get("device", ""))
+        said[-1] = said[-1] or str(env.get("git_commit", ""))
+        body.append([name, "; ".join(files), *said])
+    return Cells(["folder", "holds", "models", "systems", "weights", "link", "device", "commit"], body)
+
+
+def time_by_part(folder: Path) -> Cells | None:
+    """Every efficiency.csv below folder (harness/efficiency.py): ms and loads per committed token, by cell."""
+    found = [pd.read_csv(path) for path in sorted(folder.glob("**/efficiency.csv"))]
+    if not found:
+        return None
+    table = pd.concat(found, ignore_index=True)
+    where = table["weights"] + ", " + table["link"] + ", " + table["device"]
+    body = []
+    for place, r in zip(where, table.to_dict("records"), strict=True):
+        line = [str(r["model"]), str(r["memory"]), place, str(r["B"]), f"{r['system']} ({r['variant']})", str(r["K"])]
+        line += [_number(r[name]) for name in PARTS]
+        body.append(line)
+    head = ["model", "memory", "weights, link, device", "B", "system", "K", *(PARTS[name] for name in PARTS)]
     return Cells(head, body)
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import efficiency
 from harness.replacement import belady_loads, lru_loads, needs
+from harness.report_tables import time_by_part
 from harness.system import MemorySpec, ModelSpec
 from harness.systems import specter
 from specter_core.types import Request
@@ -71,3 +74,43 @@ def test_a_watched_engine_gives_the_same_tokens_and_consistent_counts(depth: int
     if depth:
         assert len(found["by_layer"]) == layers and all(p >= r for p, r, _ in found["by_layer"])
         assert all(p >= r for p, r, _ in found["by_horizon"].values()) and found["by_horizon"]
+
+
+def line(**changes):
+    base = {
+        "model": "m", "weights": "synthetic", "memory": "low", "link": "native", "device": "cuda", "B": 1,
+        "prefix_len": 16, "system": "specter", "variant": "default", "encoding": "plain", "K": 4, "config_hash": "a",
+        "dataset": "c4", "prompt_id": "p", "repeat": 0, "new_tokens": 11, "tpot_ms": 10.0, "energy_j": 22.0,
+        "windows": 3, "committed": 10, "slots": 3.0, "entry_bytes": 1, "rate_bytes_per_s": 1.0, "draft_ms": 30.0,
+        "verify_ms": 60.0, "decode_ms": 100.0, "router_wait_ms": 20.0, "link_busy_ms": 50.0,
+        "stall_ms": {"miss": 10.0, "late": 5.0}, "bound_ms": 80.0, "moved": 40.0, "needed": 60, "absent": 30,
+        "misses": 9, "late": 6, "lru": 50, "belady": 30, "by_layer": [[4, 2, 8]], "by_horizon": {"2": [5, 5, 10]},
+    }  # fmt: skip
+    return base | changes
+
+
+def test_the_parts_of_a_tokens_time_add_up_to_it():
+    cell = efficiency.cells([line(), line(prompt_id="q")])[0]
+    names = ("draft_ms", "router_ms", "demand_ms", "prefetch_ms", "slot_ms", "launch_ms", "between_ms")
+    assert sum(cell[n] for n in names) == pytest.approx(cell["tpot_ms"]) == 10.0
+    assert cell["bound_share"] == 0.8 and cell["moved_over_lru"] == 0.8 and cell["j_per_token"] == 2.0
+    assert (cell["precision"], cell["recall"], cell["requests"]) == (0.5, 0.25, 2)
+
+
+def test_tables_are_written_per_cell_layer_and_horizon_and_a_torn_line_is_left_out(tmp_path):
+    path = tmp_path / efficiency.FILE
+    for prompt in ("p", "q", "q"):
+        row = line(prompt_id=prompt)
+        efficiency.append(path, row, {k: v for k, v in row.items() if k not in (*efficiency.KEYS, *efficiency.NAMES)})
+    with path.open("a") as file:
+        file.write('{"model": "m", "wei')
+    assert len(efficiency.read(path)) == 2
+    assert [p.name for p in efficiency.write(tmp_path)] == [
+        "efficiency.csv", "prefetch_by_layer.csv", "prefetch_by_horizon.csv",
+    ]  # fmt: skip
+    horizon = pd.read_csv(tmp_path / "prefetch_by_horizon.csv")
+    assert horizon[["drafted", "planned", "precision", "recall"]].to_numpy().tolist() == [[2.0, 10.0, 1.0, 0.5]]
+    shown = time_by_part(tmp_path)
+    assert shown is not None
+    assert shown.body[0][:6] == ["m", "low", "synthetic, native, cuda", "1", "specter (default)", "4"]
+    assert time_by_part(tmp_path / "none") is None
