@@ -45,7 +45,8 @@ def open_in_memory(
     from harness.synthetic import open_synthetic, spec_for
 
     assert model.store is not None, "the harness fills the store before a worker starts"
-    return open_synthetic(spec_for(model.name), device, model.store, need_draft=need_draft, fused=fused, encoding=encoding)
+    spec = spec_for(model.name)
+    return open_synthetic(spec, device, model.store, need_draft=need_draft, fused=fused, encoding=encoding)
 
 
 @contextmanager
