@@ -258,6 +258,9 @@ def bench(model: str, ceiling: float, swept: bool) -> tuple[list[dict[str, Any]]
 
 
 def git_commit() -> str:
+    stated = os.environ.get("SPECTER_COMMIT")  # where the checkout came without its history
+    if stated:
+        return stated
     command = ["git", "rev-parse", "--short", "HEAD"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() or "unknown"
