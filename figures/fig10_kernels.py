@@ -1,6 +1,6 @@
 """Figure 10: INT4 kernels against FP16, on large dense shapes and on narrow expert shapes.
 
-python -m figures.fig10_kernels --kernels results/h200/kernels.csv --out outputs/figures
+python -m figures.fig10_kernels --kernels results/h200/kernels/kernels.csv --out outputs/figures
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ def needed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def figure(rows: pd.DataFrame) -> Figure:
-    """rows: kernels.csv. One panel per shape, dense ones first: time of a call in microseconds against the number of
-    tokens, both logarithmic. Where FP16 was timed, the INT4 backend's best and worst speedup is written above."""
+    """rows: kernels.csv. One panel per shape, dense ones first, large ones first: time of a call in microseconds against
+    the number of tokens, both logarithmic. Where FP16 was timed, the INT4 backend's best and worst speedup is written above."""
     with style.look():
         rows = needed(rows)
         table = kernels.spread(rows)
-        shapes = sorted(table["shape"].unique(), key=lambda s: (not s.startswith("dense"), s))
+        shapes = sorted(table["shape"].unique(), key=lambda s: (not s.startswith("dense"), -_weights(s), s))
         columns = 2 if len(shapes) in (2, 4) else min(3, len(shapes))
         high = -(-len(shapes) // columns)
         size = (min(style.TEXT_WIDTH_IN, 1.1 + 2.3 * columns), 0.85 + 2.0 * high)
@@ -54,7 +54,7 @@ def figure(rows: pd.DataFrame) -> Figure:
             axis.set_xscale("log", base=2)
             axis.set_yscale("log")
             ticks = sorted(own["tokens"].unique())
-            axis.set_xticks(ticks, [f"{t:g}" for t in ticks], minor=False)
+            axis.set_xticks(ticks, [_count(t) for t in ticks], minor=False)
             axis.minorticks_off()
             low, top = own["us"].min(), own["us"].max()
             axis.set_ylim(low / 1.3, top * 1.3)
@@ -65,8 +65,19 @@ def figure(rows: pd.DataFrame) -> Figure:
         for axis in axes[::columns]:
             axis.set_ylabel("time (µs)")
         lines.legend(fig, axes[: len(shapes)], 4)
-        kernels.stamp(fig, rows, "time of one call; dense shapes with 64 tokens or more stand for prefill")
+        text = "inputs x outputs; device time of one call; FP16: 16-bit weights, cuBLAS; 64 tokens or more: prefill"
+        kernels.stamp(fig, rows, text)
         return fig
+
+
+def _weights(shape: str) -> int:
+    """Number of weights of '… INxOUT', 0 where the name is another."""
+    inputs, _, outputs = shape.rpartition(" ")[2].partition("x")
+    return int(inputs) * int(outputs) if inputs.isdigit() and outputs.isdigit() else 0
+
+
+def _count(tokens: float) -> str:
+    return f"{tokens / 1024:g}k" if tokens >= 1024 else f"{tokens:g}"
 
 
 def _title(own: pd.DataFrame, shape: str) -> str:

@@ -38,7 +38,7 @@ EXPECTED = {
     "fig08_iteration": ["draft", "verify", "commit", "time (ms)"],
     "fig09_timeline": ["Cold Start", "Verification", "link (H2D)", "predicted load", "demanded load"],
     "fig10_kernels": ["tokens", "time (µs)", "FP16", "Marlin INT4"],
-    "fig11_draft_throughput": ["tokens per ms, one MoE layer", "fused", "unfused (one launch per expert)"],
+    "fig11_draft_throughput": ["draft tokens/s, routed experts", "Marlin INT4, fused", "Marlin INT4, unfused"],
     "fig12_verification": ["compute", "link (H2D)", "demanded load"],
     "fig13_routing": ["GK", "WT", "HE", "GP", "C4", "routing divergence (JS, bits)"],
     "fig14_tpot": ["GK", "WT", "HE", "GP", "C4", "AVG", "Specter", "vLLM", style.PAPER_LABEL],
