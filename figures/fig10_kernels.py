@@ -21,8 +21,9 @@ def needed(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def figure(rows: pd.DataFrame) -> Figure:
-    """rows: kernels.csv. One panel per shape, dense ones first, large ones first: time of a call in microseconds against
-    the number of tokens, both logarithmic. Where FP16 was timed, the INT4 backend's best and worst speedup is written above."""
+    """rows: kernels.csv. One panel per shape, dense ones first, large ones first: time of a call in microseconds by the
+    number of tokens, both logarithmic. Where FP16 was timed, the INT4 backend's best and worst speedup is written
+    above."""
     with style.look():
         rows = needed(rows)
         table = kernels.spread(rows)
