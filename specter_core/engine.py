@@ -18,6 +18,7 @@ from specter_core.passes import Draft, Target
 from specter_core.policies import DepthPolicy, FixedDepth, Prefetching
 from specter_core.prefetch.pattern_analyzer import PatternAnalyzer, Snapshot
 from specter_core.prefetch.planner import Timings
+from specter_core.prefetch.prefill_fill import fill_ahead
 from specter_core.state.kv_cache import KVCache
 from specter_core.state.sampling import SamplingParams, SpeculativeSampler, Verdict
 from specter_core.state.state_manager import StateManager
@@ -135,6 +136,8 @@ class SpecterEngine:
         for b, request in enumerate(requests):
             prompt = request.prompt
             self.state.rows[b].start_ns = start_ns
+            if self.options.prefetch:
+                fill_ahead(self.experts.loader, self.decoder.config, len(prompt))
             with self.trace.span("prefill", request=b):
                 logits = self.target.prefill(prompt, b, self.kv, self.options.prefill_chunk_tokens, self.prefill_stats)
                 if self.draft and private:
