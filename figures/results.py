@@ -85,7 +85,7 @@ TABLES = {"kernels": KERNELS, "routing": ROUTING, "acceptance": ACCEPTANCE, "aim
 @dataclass(slots=True)
 class Results:
     """records: folder (relative) -> its rows. Tables are empty frames with their columns where no file is.
-    problems: one line per file that cannot be used."""
+    others: folder -> its CSV and trace files besides records. problems: one line per file that cannot be used."""
 
     folder: Path
     records: dict[str, pd.DataFrame] = field(default_factory=dict)
@@ -93,6 +93,7 @@ class Results:
     traces: list[Path] = field(default_factory=list)
     environments: dict[str, dict] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
+    others: dict[str, list[str]] = field(default_factory=dict)
 
     def all_records(self) -> pd.DataFrame:
         return pd.concat(list(self.records.values()), ignore_index=True) if self.records else pd.DataFrame()
@@ -118,7 +119,16 @@ def read(folder: Path) -> Results:
             results.environments[_name(path, folder)] = dict(json.loads(path.read_text()))
         except (ValueError, TypeError) as error:
             results.problems.append(f"{path} is no environment: {' '.join(str(error).split())}")
+    results.others = _others(folder)
     return results
+
+
+def _others(folder: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in sorted([*folder.glob("**/*.csv"), *folder.glob("**/traces/*.json")]):
+        if path.name not in ("records.csv", "systems.csv", "summary.csv") and not path.name.endswith(".tmp"):
+            found.setdefault(_name(path, folder), []).append(path.name)
+    return found
 
 
 def _name(path: Path, folder: Path) -> str:

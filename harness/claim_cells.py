@@ -25,8 +25,8 @@ class Setting(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """label -> prompts (indices among the label's prompts) and their mean values over repeats; kinds of weights and most
-    new tokens of the rows."""
+    """label -> prompts (indices among the label's prompts) and their mean values over repeats; the rows' kinds of
+    weights and most new tokens."""
 
     prompts: dict[str, np.ndarray]
     values: dict[str, np.ndarray]

@@ -32,6 +32,13 @@ CLAIMS = Path(results.__file__).with_name("claims.yaml")
 DRAWS = 300
 CONFIDENCE = 0.95
 NAN = float("nan")
+MAKES = {
+    "main": "python run.py",
+    "exact": "python run.py",
+    "acceptance": "python run.py sweep=depth",
+    "working_set": "python run.py sweep=batch",
+    "timings": "python run.py and its sweeps",
+} | {sweep: f"python run.py sweep={sweep}" for sweep in ("depth", "batch", "kernels", "routing")}
 PREFERENCE = (
     ("official", "synthetic", "reference", "dummy"),
     ("native", "", "pcie4", "pcie3", "scaled"),
@@ -138,7 +145,8 @@ def _strongest(claim: Claim, data: Data, draws: int) -> Finding:
             reasons[str(missing)] = None
     if findings:
         return replace(findings[0], also=tuple(findings[1:]))
-    return Finding(claim, Verdict.NOT_RUN, reason="; ".join(reasons) or f"no {claim.data.replace('_', ' ')} data")
+    absent = f"no {claim.data.replace('_', ' ')} data; {MAKES[claim.data]} makes it"
+    return Finding(claim, Verdict.NOT_RUN, reason="; ".join(reasons) or absent)
 
 
 def _measure(claim: Claim, setting: Setting, cells: Cells, draws: int) -> Finding:
@@ -186,14 +194,21 @@ def _interval(expression: str, evidence: Evidence, names: dict[str, object], dra
 
 
 def line(finding: Finding) -> str:
-    """VERDICT  id  statement: paper …, measured … [low, high]; weights, link, device; reason."""
+    """VERDICT  id  statement: paper …, measured … [low, high]; weights, link, device; reason; other settings."""
     claim = finding.claim
     text = f"{finding.verdict.value:<13} {claim.id}: {claim.statement}: paper {paper_text(claim)}"
     if finding.verdict is not Verdict.NOT_RUN:
         text += f", measured {measured_text(finding)}; weights {finding.weights}"
         text += f", link {finding.link}" if finding.link else ""
         text += f", device {finding.device}"
-    return text + (f"; {finding.reason}" if finding.reason else "")
+    text += f"; {finding.reason}" if finding.reason else ""
+    return text + "".join(f"; also {also_text(other)}" for other in finding.also)
+
+
+def also_text(finding: Finding) -> str:
+    """What a claim came to in one more setting."""
+    where = ", ".join(x for x in (finding.weights, finding.link, finding.device) if x)
+    return f"{finding.verdict.value} {with_unit(finding.value, finding.claim.unit)} ({where})"
 
 
 def paper_text(claim: Claim) -> str:
