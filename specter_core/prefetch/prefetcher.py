@@ -53,6 +53,7 @@ class Prefetcher:
         self.loader = loader
         self.under_verify = under_verify
         self.stage_ahead = stage_ahead
+        self._counts: Tensor | None = None  # int32 [L, E] of the last plan, while its window lasts
         self.phase = Phase.FINAL_CLEANUP
         self.next_boundary = 0
         self._start_window()
@@ -143,7 +144,7 @@ class Prefetcher:
     def _start_window(self) -> None:
         self._submitted: list[Transfer] = []
         self._planned: set[ExpertKey] = set()
-        self._counts: Tensor | None = None  # int32 [L, E] of the last plan, while the window lasts
+        self._counts = None
         self._present_at_b1 = self._present()
         self._chunks = 0
         self._cancelled = 0

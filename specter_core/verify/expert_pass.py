@@ -106,13 +106,13 @@ class ExpertPass:
         self.routes.clear()
         self._batch = batch
 
-    def routed_by(self, rows: Sequence[int]) -> set[tuple[int, int]]:
-        """(layer, expert) that these flat rows of the last pass were routed to."""
+    def routed_by(self, rows: Sequence[int]) -> set[ExpertKey]:
+        """Experts that these flat rows of the last pass were routed to."""
         if not self.routes or not rows:
             return set()
         index = torch.tensor(rows, dtype=torch.int64)
         ids = torch.stack([ids for _, ids in self.routes])[:, index].flatten(1).tolist()  # [L, rows · k]
-        return {(layer, e) for (layer, _), own in zip(self.routes, ids, strict=True) for e in set(own) if e >= 0}
+        return {ExpertKey(j, e) for (j, _), own in zip(self.routes, ids, strict=True) for e in set(own) if e >= 0}
 
     def reset(self) -> None:
         """Empties the cache; what is under way arrives first."""

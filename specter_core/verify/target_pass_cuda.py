@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from specter_core.device_runtime import DeviceEvent
 from specter_core.draft.draft_graph import kv_bucket
 from specter_core.model.decoder import Decoder
 from specter_core.model.fused_pass import FusedPass
@@ -28,8 +29,9 @@ class CudaTargetPass:
     do not influence each other's bits: `steps` = K + 1 rows per sequence, of which a pass uses some.
 
     Per layer the host launches a segment, reads the router's choice from mapped memory, and enqueues what the
-    segment could not know: experts that are not in the slot table. A layer with every expert resident is not waited
-    for. One synchronisation per pass, at its end.
+    segment could not know: experts that are not in the slot table. Where there are none, the next segment is launched
+    before anything else is done. A layer with every expert resident is not waited for. One synchronisation per pass, at
+    its end.
     """
 
     def __init__(
@@ -71,39 +73,60 @@ class CudaTargetPass:
     def _decode(
         self, made: DecodeSegments, rows: Rows, table: list[dict[int, int]], stats: WindowStats, tokenwise: bool
     ) -> None:
-        waiting: list[int] = []  # layers whose routing the host has not looked at yet
+        waiting: list[tuple[int, DeviceEvent, Tensor | None]] = []  # layers that the host has yet to account for
         for j in range(self._layers):
             made.segments[j]()
             if len(table[j]) == self.decoder.config.num_experts:
-                waiting.append(j)
+                waiting.append((j, self._executor.mark(), None))
                 continue
-            for layer in waiting:
-                self._settle(made, layer, rows, table[layer], stats)
-            waiting.clear()
-            self._settle(made, j, rows, table[j], stats, tokenwise)
+            self._account(made, waiting, rows, table, stats)
+            self.experts.prefetcher.prepare_layer(j)
+            after = self._executor.mark()
+            ids = self._routed(made, j, rows, stats)
+            if not tokenwise and self._all_in(table[j], ids):
+                waiting.append((j, after, ids))
+            else:
+                self._settle(made, j, after, ids, table[j], stats, tokenwise)
         made.segments[self._layers]()
-        for layer in waiting:
-            self._settle(made, layer, rows, table[layer], stats)
+        self._account(made, waiting, rows, table, stats)
 
-    def _settle(
-        self, made: DecodeSegments, j: int, rows: Rows, resident: dict[int, int], stats: WindowStats,
-        tokenwise: bool = False,
-    ) -> None:  # fmt: skip
-        """The host's part of layer j: account for its hits, load and compute the rest."""
-        after = self._executor.mark()
+    @staticmethod
+    def _routed(made: DecodeSegments, j: int, rows: Rows, stats: WindowStats) -> Tensor:
+        """The router's choice, once it has been made."""
         start_ns = time.perf_counter_ns()
         ids = made.ids(j, rows.steps)
         stats.router_wait_ms += (time.perf_counter_ns() - start_ns) / 1e6
+        return ids
+
+    @staticmethod
+    def _all_in(resident: dict[int, int], ids: Tensor) -> bool:
+        return resident.keys() >= set(ids.flatten().tolist()) - {-1}
+
+    def _account(
+        self, made: DecodeSegments, waiting: list[tuple[int, DeviceEvent, Tensor | None]], rows: Rows,
+        table: list[dict[int, int]], stats: WindowStats,
+    ) -> None:  # fmt: skip
+        """Layers whose experts were all in the slot table: nothing to compute, only uses to be noted."""
+        for layer, after, ids in waiting:
+            found = self._routed(made, layer, rows, stats) if ids is None else ids
+            self._settle(made, layer, after, found, table[layer], stats)
+        waiting.clear()
+
+    def _settle(
+        self, made: DecodeSegments, j: int, after: DeviceEvent, ids: Tensor, resident: dict[int, int],
+        stats: WindowStats, tokenwise: bool = False,
+    ) -> None:  # fmt: skip
+        """The host's part of layer j: account for its hits, load and compute the rest. after: behind its segment."""
         if tokenwise:
-            self._run_rows(made, j, ids, rows, stats)
+            self._run_rows(made, j, ids, stats)
             return
         self.experts.schedule(
             j, ids, stats, lambda plan, _: self._executor.enqueue(plan, made.work, resident, after), resident
         )
 
-    def _run_rows(self, made: DecodeSegments, j: int, ids: Tensor, rows: Rows, stats: WindowStats) -> None:
+    def _run_rows(self, made: DecodeSegments, j: int, ids: Tensor, stats: WindowStats) -> None:
         """Token-wise order: each row has a plan and launches of its own."""
-        step, steps = made.step, rows.steps
+        step, steps = made.step, ids.shape[0] // made.batch
 
         def place(row: int) -> int:
             return row // steps * made.steps + row % steps
@@ -119,7 +142,7 @@ class CudaTargetPass:
         """Launch by launch, since a lookahead policy acts on every layer's output."""
         for j, index in enumerate(self.decoder.config.moe_layers):
             made.open(j)
-            self._settle(made, j, rows, {}, stats)
+            self._settle(made, j, self._executor.mark(), self._routed(made, j, rows, stats), {}, stats)
             made.close(j)
             hidden = made.step.x.view(made.batch, made.steps, -1)[:, : rows.steps].flatten(0, 1)
             hook.after_layer(j, hidden, self.decoder.layers[index + 1 :])
