@@ -192,6 +192,17 @@ def check_baselines(checker: Checker, path: Path, device: str, many: int) -> Non
             checker.baseline(name, lambda m=module, o=options: m.create(o), spec, memory)
 
 
+def check_long_prompt(model: LoadedModel, tokens: Sequence[int], length: int) -> Checker:
+    """A prompt of `length` tokens in chunks of several sizes, experts streamed through few slots."""
+    prompt = [tokens[i % len(tokens)] for i in range(length)]
+    checker = Checker(model, [prompt], 8)
+    for chunk in sorted({64, 1000, 256, length}):
+        for depth in (0, 4):
+            checker.switch(Case(f"prompt of {length}, chunks of {chunk}, K {depth}",
+                                {"depth": depth, "prefill_chunk_tokens": chunk}))  # fmt: skip
+    return checker
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
@@ -200,6 +211,7 @@ def main() -> int:
     parser.add_argument("--prompts", type=int, default=3)
     parser.add_argument("--depth", type=int, default=6)
     parser.add_argument("--only", default="", help="cases whose name holds this text")
+    parser.add_argument("--long", type=int, default=0, help="check a prompt of so many tokens too")
     parser.add_argument("--limit-s", type=float, default=1e9, help="start no further case after this long")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -218,6 +230,9 @@ def main() -> int:
                 skipped += 2 * len(BASELINES)
             else:
                 check_baselines(checker, options.model.resolve(), options.device, options.prompts)
+        if options.long and time.perf_counter() - begin <= options.limit_s:
+            text = codec.encode(" ".join(PROMPTS))
+            checker.rows += check_long_prompt(model, text, options.long).rows
     bad = [row["case"] for row in checker.rows if row["mismatches"] or row["failed"]]
     summary = {"model": options.model.name, "device": options.device, "cases": len(checker.rows), "skipped": skipped}
     summary |= {"tokens": sum(row["tokens"] for row in checker.rows), "bad": bad}

@@ -1,0 +1,173 @@
+"""Time to the first token on CUDA: python -m scripts.gpu.bench_prefill --model deepseek_v2_lite
+
+Full-size random weights, prompts of several lengths, in two memory budgets and with every expert resident, each with an
+empty cache (cold) and with what the prompt before left (warm). The floor of a cold prefill is the bytes of its distinct
+experts over the link's standalone rate; computation alone is the prefill with every expert resident. Last line: JSON.
+Writes prefill_MODEL.csv to $OUT (or outputs/).
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from scripts.gpu.random_weights import CONFIGS, random_model
+from specter_core.assembly import LoadedModel, build_engine
+from specter_core.engine import SpecterEngine
+from specter_core.memory.link import Priority
+from specter_core.options import EngineOptions
+from specter_core.types import ExpertKey, Request
+
+BUDGETS_GB = {"deepseek_v2_lite": (24.0, 18.0), "qwen1.5_moe": (20.0, 16.0)}
+
+
+def prompt(vocab: int, tokens: int, seed: int) -> Request:
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(10, vocab - 10, (tokens,), generator=generator).tolist()
+    return Request(f"{tokens}-{seed}", tuple(ids), 1, ignore_eos=True)
+
+
+class Bench:
+    """Rows of one model."""
+
+    def __init__(self, name: str, model: LoadedModel, lengths: list[int], repeats: int) -> None:
+        self.name, self.model, self.lengths, self.repeats = name, model, lengths, repeats
+        self.rows: list[dict[str, Any]] = []
+        self.compute_ms: dict[tuple[int, int], float] = {}
+
+    def resident(self, chunks: list[int]) -> None:
+        """Computation alone, in chunks of several sizes."""
+        for chunk in chunks:
+            with self._engine(None, chunk) as engine:
+                fill(engine, self.model.decoder.config.num_experts)
+                for tokens in self.lengths:
+                    found = [self._once(engine, tokens, seed) for seed in range(self.repeats + 1)][1:]
+                    best = min(found, key=lambda row: float(row["ttft_ms"]))
+                    self.compute_ms[tokens, chunk] = best["ttft_ms"]
+                    self._add("resident", "warm", tokens, chunk, best)
+            self._clear()
+
+    def budget(self, budget_gb: float, chunk: int) -> None:
+        with self._engine(budget_gb, chunk) as engine:
+            for tokens in self.lengths:
+                for state in ("cold", "warm"):
+                    found = []
+                    for seed in range(self.repeats + 1):
+                        if state == "cold":
+                            engine.reset_cache()
+                        found.append(self._once(engine, tokens, seed))
+                    best = min(found[1:], key=lambda row: float(row["ttft_ms"]))
+                    self._add(f"{budget_gb:g} GB", state, tokens, chunk, best)
+        self._clear()
+
+    def _engine(self, budget_gb: float | None, chunk: int) -> SpecterEngine:
+        options = EngineOptions(depth=16, context_tokens=max(self.lengths) + 64, prefill_chunk_tokens=chunk)
+        budget = None if budget_gb is None else round(budget_gb * 1e9)
+        return build_engine(self.model, options, budget_bytes=budget)
+
+    def _once(self, engine: SpecterEngine, tokens: int, seed: int) -> dict[str, Any]:
+        result = engine.generate([prompt(self.model.decoder.config.vocab_size, tokens, seed)]).results[0]
+        stats, link = engine.prefill_stats, engine.experts.loader.link
+        rate, entry = link.rate_bytes_per_s, link.entry_bytes
+        distinct = sum(stats.distinct)
+        return {
+            "ttft_ms": result.ttft_ms, "slots": engine.slots.mean_slots, "distinct": distinct,
+            "hits": sum(stats.hits), "moved_gb": stats.h2d_bytes / 1e9, "link_gb_s": rate / 1e9,
+            "floor_ms": distinct * entry / rate * 1e3, "moved_ms": stats.h2d_bytes / rate * 1e3,
+            "link_use": stats.h2d_bytes / rate / (result.ttft_ms / 1e3),
+        }  # fmt: skip
+
+    def _add(self, budget: str, state: str, tokens: int, chunk: int, found: dict[str, Any]) -> None:
+        compute_ms = self.compute_ms.get((tokens, chunk), float("nan"))
+        link_ms = found["floor_ms"] if state == "cold" else found["moved_ms"]
+        bound_ms = compute_ms if budget == "resident" else max(link_ms, compute_ms)
+        row = {"model": self.name, "weights": "random", "budget": budget, "cache": state, "prompt_tokens": tokens}
+        row |= {"chunk_tokens": chunk, **found, "compute_ms": compute_ms, "over_bound": found["ttft_ms"] / bound_ms}
+        self.rows.append({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()})
+        print(
+            f"{budget:9s} {state:5s} {tokens:5d} tokens, chunks of {chunk:4d}: TTFT {found['ttft_ms']:8.1f} ms, floor "
+            f"{found['floor_ms']:7.1f}, moved {found['moved_gb']:5.1f} GB, compute {compute_ms:7.1f}, x bound "
+            f"{row['over_bound']:.2f}, link {found['link_use']:.2f}",
+            flush=True,
+        )
+
+    def _clear(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def fill(engine: SpecterEngine, experts: int) -> None:
+    """Every expert into its slot."""
+    cache, loader = engine.experts.cache, engine.experts.loader
+    for layer in range(len(engine.slots.slots_per_layer)):
+        absent = [e for e in range(experts) if cache.lookup(ExpertKey(layer, e)) is None]
+        for expert, slot in zip(absent, cache.free_slots(layer), strict=False):
+            loader.load(ExpertKey(layer, expert), slot, Priority.PREFETCH)
+    loader.drain()
+
+
+def kernel_shares(engine: SpecterEngine, tokens: int, vocab: int) -> Iterator[tuple[float, int, str]]:
+    """Device time of one prefill by kernel: (ms, launches, name), the largest first."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        engine.generate([prompt(vocab, tokens, 99)])
+    events = sorted(found.key_averages(), key=lambda e: e.self_device_time_total, reverse=True)
+    for event in events[:14]:
+        yield event.self_device_time_total / 1e3, event.count, event.key[:70]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", choices=tuple(CONFIGS), default="deepseek_v2_lite")
+    parser.add_argument("--lengths", default="16,512,4096")
+    parser.add_argument("--chunks", default="256", help="sizes, every expert resident; the first serves the budgets")
+    parser.add_argument("--repeats", type=int, default=2, help="the best counts; one more before is not counted")
+    parser.add_argument("--budgets", default="", help="GB, comma-separated; default the model's")
+    parser.add_argument("--profile", type=int, default=0, help="prompt tokens of one profiled prefill, all resident")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device here; run this on a machine that has one", file=sys.stderr)
+        return 2
+    begin = time.perf_counter()
+    lengths = [int(n) for n in options.lengths.split(",")]
+    chunks = [int(n) for n in options.chunks.split(",")]
+    budgets = [float(g) for g in options.budgets.split(",") if g] or BUDGETS_GB[options.model]
+    out = Path(os.environ.get("OUT") or "outputs")
+    out.mkdir(parents=True, exist_ok=True)
+    with random_model(options.model) as model:
+        bench = Bench(options.model, model, lengths, options.repeats)
+        try:
+            bench.resident(chunks)
+            if options.profile:
+                with bench._engine(None, chunks[0]) as engine:
+                    fill(engine, model.decoder.config.num_experts)
+                    for ms, count, kernel in kernel_shares(engine, options.profile, model.decoder.config.vocab_size):
+                        print(f"    {ms:9.2f} ms x{count:6d} {kernel}")
+                bench._clear()
+            for budget_gb in budgets:
+                bench.budget(budget_gb, chunks[0])
+        finally:
+            if bench.rows:
+                with (out / f"prefill_{options.model}.csv").open("w", newline="", encoding="utf-8") as file:
+                    writer = csv.DictWriter(file, list(bench.rows[0]))
+                    writer.writeheader()
+                    writer.writerows(bench.rows)
+    print(json.dumps({"model": options.model, "rows": len(bench.rows), "seconds": round(time.perf_counter() - begin)}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
