@@ -72,7 +72,7 @@ def test_failures_and_aims_are_listed_and_text_is_escaped(page):
 def test_every_folder_of_the_results_has_a_line(page):
     text = page.read_text()
     assert "Where the numbers come from" in text and "<td>main</td>" in text
-    assert "80 of 81 requests ok" in text and "expertwise.json" in text
+    assert "160 of 161 requests ok" in text and "expertwise.json" in text
 
 
 def test_an_empty_folder_makes_a_report_without_numbers(tmp_path):
