@@ -149,7 +149,7 @@ def config_hash(group: Group, model: ModelSpec, memory: MemorySpec, dataset: str
     """12 hex digits of everything that decides what a row measures, except prompt and repeat."""
     system = group.system
     facts = {
-        "system": [system.name, system.module, dict(system.options)],
+        "system": [system.name, system.module, {k: v for k, v in system.options.items() if k != "python"}],
         "model": [model.name, model.weights, model.weights_hash],
         "memory": [memory.label, memory.budget_bytes, memory.slots_per_layer],
         "link": [memory.link, memory.link_rate_bytes_per_s],

@@ -17,7 +17,7 @@ def known_columns(group: Group, model: ModelSpec, memory: MemorySpec, prompt: Be
         "system": group.system.name,
         "variant": group.system.variant,
         "model": model.name,
-        "weights": model.weights,
+        "weights": group.system.weights_as.get(model.weights, model.weights),
         "dtype": model.dtype,
         "dataset": prompt.dataset,
         "label": prompt.label,

@@ -1,0 +1,158 @@
+"""vLLM under a device budget: the near side. README.md says what is measured and why so."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from baselines.vllm_offload.engine import VARIABLES
+from baselines.vllm_offload.offload import OFFLOADERS, Offload, kv_bytes, offload
+from harness.device_bytes import DeviceBytes, device_bytes
+from harness.isolated import Environment, IsolatedProcess, interpreter
+from harness.isolated_records import records
+from harness.system import NAN, MemorySpec, ModelSpec, RequestRecord
+from specter_core.errors import UserError
+from specter_core.types import Request
+
+ENVIRONMENT = Environment("vllm", "baselines.vllm_offload.engine", "vllm", make="baseline-vllm")
+PROBE = Request("probe", (0,) * 16, 16, ignore_eos=True)
+"""What decides between the offloaders: 16 zeros, 16 new tokens."""
+TOLERANCE_BYTES = 1_500_000_000
+"""Beyond the budget by more than this, offloading did not happen; by less, the row says within_budget false."""
+
+
+class VllmSystem:
+    """options: offloader uva | prefetch | best (each is loaded and timed once per load, the faster one stays); variant
+    offload, or resident for everything on the device; compile: torch.compile beside CUDA graphs; load_format auto
+    (dummy for synthetic weights, which have no folder) or vLLM's; python."""
+
+    def __init__(
+        self,
+        variant: str = "offload",
+        offloader: str = "best",
+        compile: bool = True,
+        load_format: str = "auto",
+        python: str | None = None,
+    ) -> None:
+        if offloader not in (*OFFLOADERS, "best"):
+            raise UserError(f"vllm offloader {offloader!r} is unknown; known: {', '.join(OFFLOADERS)}, best")
+        if variant not in ("offload", "resident"):
+            raise UserError(f"vllm variant {variant!r} is unknown; known: offload, resident")
+        self.variant, self.offloader, self.compile = variant, offloader, compile
+        self.load_format, self.python = load_format, python
+        self.process: IsolatedProcess | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def load(self, model: ModelSpec, memory: MemorySpec) -> None:
+        """UserError: no environment, a CPU, too small a budget, or bytes on the device that show that offloading did
+        not happen."""
+        if memory.device != "cuda":
+            raise UserError(f"vllm is measured on cuda only, not on {memory.device}; leave it out here")
+        python = interpreter(ENVIRONMENT, self.python)
+        shape = model.shape
+        if shape is None:
+            raise UserError(f"vllm: conf/model/{model.name} has no shape, so the budget cannot be spent; add one")
+        self.memory, self.model = memory, model
+        budget = None if self.variant == "resident" else memory.budget_bytes
+        kinds = OFFLOADERS if self.offloader == "best" else (self.offloader,)
+        plans = [offload(kind, budget, shape, memory.batch, memory.max_sequence) for kind in kinds]
+        plans = list({plan.offloader: plan for plan in plans}.values())
+        self.timed: dict[str, float] = {}
+        for plan in plans:
+            self._start(python, plan, model, budget)
+            if len(plans) > 1:
+                self.timed[plan.offloader] = self._probe()
+        if self.timed and (best := min(plans, key=lambda p: self.timed[p.offloader])) is not self.placed:
+            self._start(python, best, model, budget)
+
+    def _start(self, python: str, plan: Offload, model: ModelSpec, budget: int | None) -> None:
+        self.close()
+        folder, loading = self._source(model)
+        before = device_bytes()
+        shape = model.shape
+        assert shape is not None
+        self.placed = plan
+        self.process = IsolatedProcess(ENVIRONMENT, python, VARIABLES)
+        ready = self.process.load({
+            "model": str(folder),
+            "load_format": loading,
+            "batch": self.memory.batch,
+            "max_sequence": self.memory.max_sequence,
+            "kv_bytes": kv_bytes(shape, self.memory.batch, self.memory.max_sequence),
+            "utilisation": utilisation(budget, before),
+            "compile": self.compile,
+            "offload": plan.options,
+            "offloads": plan.offloaded_bytes > 0,
+        })  # fmt: skip
+        after = device_bytes()
+        print(f"vLLM {plan}: {ready}, {after.used - before.used} bytes on the device")
+        check_offloaded(budget, after.used - before.used, ready)
+
+    def _source(self, model: ModelSpec) -> tuple[Path, str]:
+        """(folder, load_format); for weights in no folder one with config.json alone."""
+        if model.path:
+            return Path(model.path), self.load_format
+        from harness import synthetic
+
+        self._folder = tempfile.TemporaryDirectory(prefix="vllm-")
+        folder = Path(self._folder.name)
+        (folder / "config.json").write_text(json.dumps(dict(synthetic.spec_for(model.name).config)))
+        return folder, "dummy"
+
+    def _probe(self) -> float:
+        """ms per token."""
+        assert self.process is not None
+        self.process.generate([PROBE])
+        times = self.process.generate([PROBE]).times_ns
+        return (times[-1] - times[0]) / 1e6 / (len(times) - 1)
+
+    def generate(self, requests: Sequence[Request]) -> list[RequestRecord]:
+        """One native batch; device memory is measured by the harness."""
+        assert self.process is not None, "load comes first"
+        kind = self.placed.offloader if self.variant == "offload" else "resident"
+        common = RequestRecord("", (), NAN, NAN, NAN, variant=kind, dtype="bfloat16")
+        return records(self.process.generate(requests), requests, common)
+
+    def logits(self, tokens: Sequence[int]) -> list[float]:
+        """Log-probabilities of the position after `tokens`: for the comparison with the target."""
+        assert self.process is not None, "load comes first"
+        return self.process.logits(tokens)
+
+    def take_over(self, former: object) -> None:
+        """Nothing of another load can be kept: it ends."""
+        if isinstance(former, VllmSystem):
+            former.close()
+
+    def close(self) -> None:
+        if self.process is not None:
+            self.process.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+        self.process = self._folder = None
+
+
+def utilisation(budget_bytes: int | None, device: DeviceBytes) -> float:
+    """gpu_memory_utilization: the budget's share of the card, or what is free of it."""
+    free = (device.total - device.used) / device.total - 0.02
+    return free if budget_bytes is None else min(free, budget_bytes / device.total)
+
+
+def check_offloaded(budget_bytes: int | None, used_bytes: int, ready: Mapping[str, Any]) -> None:
+    """UserError when the device holds so much more than the budget that offloading cannot have happened."""
+    if budget_bytes is not None and used_bytes > budget_bytes + TOLERANCE_BYTES:
+        raise UserError(
+            f"vllm {ready['version']} holds {used_bytes / 1e9:.1f} GB on the device with a budget of "
+            f"{budget_bytes / 1e9:.1f} GB: it did not offload (it says {ready['offloaded_bytes'] / 1e9:.1f} GB); use "
+            "the version of baselines/vllm_offload/requirements.txt"
+        )
+
+
+def create(options: Mapping[str, Any]) -> VllmSystem:
+    known = {k: v for k, v in options.items() if k not in ("depth", "named")}
+    names = ("variant", "offloader", "compile", "load_format", "python")
+    if unknown := sorted(set(known) - set(names)):
+        raise UserError(f"vllm has no option {unknown[0]!r}; known: {', '.join(names)}")
+    return VllmSystem(**known)

@@ -1,0 +1,193 @@
+"""vLLM and llama.cpp on one GPU, full-size shapes, in one command:
+
+    python -m scripts.gpu.run_serving_baselines --system llama_cpp --python PATH --models qwen15_moe \
+        --ids .work/prompt_ids/prompts.json --out outputs/serving --limit-s 300
+
+For every model: resident, then each placement (llama.cpp: experts, layers) or offloader (vLLM: uva, prefetch) in each
+memory setting. Rows go to DIR/measured/records.csv as they come; at the end the faster variant of every (model, memory)
+is in DIR/records.csv and the others are in DIR/placements.csv. --tokens FILE: the target's own greedy tokens of an
+earlier run on the same weights, for exact_match. Run again with the same --out, it goes on where it stopped.
+
+A machine without internet gets the engines' packages as files: pack_serving.sh beside this says how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from harness import catalogue, environment
+from harness.columns import NAMES
+from harness.config import RunConfig, SystemEntry, run_config
+from harness.grid import plan_run
+from harness.launch import seats
+from harness.measure import Measurement
+from harness.prompt_ids import IdSource
+from harness.records import RecordFile
+from harness.reference_tokens import ReferenceTokens
+from specter_core.errors import UserError
+
+KINDS = {"llama_cpp": ("placement", ("experts", "layers")), "vllm": ("offloader", ("uva", "prefetch"))}
+DATASETS = ("gsm8k", "wikitext2", "humaneval", "gpqa", "c4")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _parser().parse_args(arguments)
+    out: Path = options.out
+    try:
+        left = run(options)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        better, others = report_better(out)
+    print(json.dumps({"out": str(out), "left": left, "better": better, "others": others}))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+    def names(default: str) -> dict[str, Any]:
+        return {"type": lambda text: [t for t in text.split(",") if t], "default": default.split(","), "metavar": "A,B"}
+
+    parser.add_argument("--system", choices=sorted(KINDS), required=True)
+    parser.add_argument("--python", help="the engine's interpreter; default: that of .venvs/<system>")
+    parser.add_argument("--models", **names("deepseek_v2_lite,qwen15_moe"))
+    parser.add_argument("--memories", **names("high,low"))
+    parser.add_argument("--kinds", type=lambda text: text.split(","), help="resident and placements; default: all")
+    parser.add_argument("--batch", type=lambda text: [int(t) for t in text.split(",")], default=[1])
+    parser.add_argument("--datasets", **names("gsm8k,wikitext2,humaneval"), help="one prompt of each")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--weights", default="synthetic")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=JSON", help="an option of the system")
+    parser.add_argument("--ids", type=Path, required=True, help="of scripts/prepare_prompt_ids.py")
+    parser.add_argument("--tokens", type=Path, help="reference_tokens.jsonl of an earlier run")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--limit-s", type=float, default=1e9)
+    return parser
+
+
+def entries(options: argparse.Namespace) -> Iterator[SystemEntry]:
+    """The system as conf/ has it, once per thing to measure: resident first, then every kind."""
+    option, kinds = KINDS[options.system]
+    given = {key: json.loads(value) for key, _, value in (text.partition("=") for text in options.set)}
+    given["python"] = options.python
+    for kind in options.kinds or ("resident", *kinds):
+        name = f"{options.system}_resident" if kind == "resident" else options.system
+        entry = SystemEntry(name=name, **catalogue.load("system", name))
+        own = {} if kind == "resident" else {option: kind}
+        yield replace(entry, options={**entry.options, **given, **own})
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measures what is not recorded yet; returns how many rows are left."""
+    until = time.monotonic() + options.limit_s
+    measured = options.out / "measured"
+    measured.mkdir(parents=True, exist_ok=True)
+    if options.tokens is not None and options.tokens.exists():
+        shutil.copyfile(options.tokens, measured / "reference_tokens.jsonl")
+    records = RecordFile(measured / "records.csv", _notice)
+    source, commit = IdSource(options.ids, prompts=max(1, *options.batch)), environment.git_commit()
+    loads: list[dict[str, Any]] = []
+    captured: dict[str, Any] = {}
+    left = 0
+    for model in options.models:
+        for entry in entries(options):
+            config = _config(options, model, entry)
+            plan = plan_run(config, source)
+            hashes = {name: spec.weights_hash for name, spec in plan.models.items()}
+            captured = captured or _environment(measured / "environment.json", plan.device, commit)
+            environment.write(measured / "environment.json", captured | {"weights": hashes})
+            measurement = Measurement(
+                config=config, records=records, reference=ReferenceTokens(measured / "reference_tokens.jsonl"),
+                logs=measured / "workers", git_commit=commit, notice=_notice, advance=lambda _: None, until=until,
+                loads=loads,
+            )  # fmt: skip
+            for planned in plan.groups:
+                start = time.monotonic()
+                warmup = source.warmup(planned.model, planned.group.setting.prefix_tokens)
+                measurement.run(planned, planned.model, warmup, seats(plan.device, 1)[0])
+                left += len(set(planned.keys) - records.done)
+                _notice(f"{time.monotonic() - start:5.1f} s {planned.group.name} {entry.options}")
+            measurement.close()
+            (measured / "loads.json").write_text(json.dumps(loads, indent=1) + "\n")
+    return left
+
+
+def _environment(path: Path, device: str, commit: str) -> dict[str, Any]:
+    """That of an earlier call on the same machine, or a new one."""
+    if path.exists() and (found := dict(json.loads(path.read_text())))["git_commit"] == commit:
+        return found
+    return environment.capture(device, None, {}, commit)
+
+
+def _config(options: argparse.Namespace, model: str, entry: SystemEntry) -> RunConfig:
+    """What Hydra would compose from conf/ for these options, for one system."""
+    memories = options.memories if entry.budgeted else options.memories[:1]
+    raw: dict[str, Any] = catalogue.load("sweep", "main") | {
+        "profile": "paper", "threads": None, "seed": 0, "fresh": False, "depths": None, "figures": [], "repeats": 1,
+        "models": {model: catalogue.load("model", model)},
+        "systems": {},
+        "memories": {name: catalogue.load("memory", name) for name in memories},
+        "links": {"native": catalogue.load("link", "native")},
+        "datasets": {name: catalogue.load("dataset", name) for name in options.datasets},
+        "launcher": catalogue.load("launcher", "local") | {"workers": "system", "restarts": 0, "load_timeout_s": 240.0},
+        "batch": options.batch, "new_tokens": [options.new_tokens], "prompts": max(options.batch),
+        "weights": options.weights, "device": options.device, "output": str(options.out / "measured"),
+    }  # fmt: skip
+    raw.pop("by_profile", None)
+    return replace(run_config(raw), systems=[entry])
+
+
+def report_better(out: Path) -> tuple[int, int]:
+    """records.csv: the variant with the least mean TPOT of every (system, model, memory, B); placements.csv: the rest.
+    Returns how many rows are in each."""
+    path = out / "measured" / "records.csv"
+    if not path.exists():
+        return 0, 0
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    cells: dict[tuple[str, ...], dict[str, list[dict[str, str]]]] = {}
+    for row in rows:
+        cell = tuple(row[c] for c in ("system", "model", "memory", "B"))
+        cells.setdefault(cell, {}).setdefault(row["variant"], []).append(row)
+    best: list[dict[str, str]] = []
+    others: list[dict[str, str]] = []
+    for variants in cells.values():
+        means = {name: fmean(times) for name, own in variants.items() if (times := _times(own))}
+        chosen = min(means, key=lambda name: means[name]) if means else None
+        for name, own in variants.items():
+            (best if name == chosen else others).extend(own)
+    for name, found in (("records.csv", best), ("placements.csv", others)):
+        with (out / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, NAMES, extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(found)
+    if (side := out / "measured" / "environment.json").exists():
+        shutil.copyfile(side, out / "environment.json")
+    return len(best), len(others)
+
+
+def _times(rows: Sequence[dict[str, str]]) -> list[float]:
+    return [float(row["tpot_ms"]) for row in rows if row["status"] == "ok" and row["tpot_ms"]]
+
+
+def _notice(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
