@@ -141,7 +141,9 @@ def make_layer(shape: Shape, experts: int) -> Layer:
         plain[e, : layout.weights] = torch.cat([m.flatten() for m in w])
 
     def stacked(parts: list[Int4Matrix]) -> list[GemvMatrix]:
-        return [repack_for_gemv(Int4Matrix(torch.stack([p.codes for p in parts]), torch.stack([p.scales for p in parts])))]
+        return [
+            repack_for_gemv(Int4Matrix(torch.stack([p.codes for p in parts]), torch.stack([p.scales for p in parts])))
+        ]
 
     codes = ResidentCodes(stacked([f.codes.gate_up for f in found]), stacked([f.codes.down for f in found]))
     return Layer(plain, nested, codes, layout)

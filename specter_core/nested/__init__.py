@@ -1,1 +1,1 @@
-"""Nested experts: the BF16 expert is the resident INT4 code plus a residual; slots, link and host store carry residuals."""
+"""Nested experts: a BF16 expert is its resident INT4 code plus a residual, which slots, link and host store carry."""

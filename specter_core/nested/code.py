@@ -1,4 +1,4 @@
-"""The code of one matrix: BF16 weight = INT4 code and scale, which are resident, + 8 bits, + 8 more where the code is 0.
+"""The code of one matrix: BF16 weight = resident INT4 code and scale + 8 bits, + 8 more where the code is 0.
 
 With q the INT4 code (-8 … 7), s its group's scale and w the weight's 16 bits read as an integer:
 

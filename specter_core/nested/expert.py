@@ -55,7 +55,9 @@ def encode_expert(weights: ExpertViews, codes: ExpertCodes, layout: NestedLayout
     payload[layout.symbols_at : layout.tails_at] = torch.cat([part.symbols.flatten() for part in coded])
     payload[layout.tails_at : layout.tails_at + tails.numel()] = tails
     for weight, found in zip(weights, decode_expert(payload, codes, layout), strict=True):
-        assert torch.equal(found.view(torch.int16), weight.view(torch.int16)), "a nested expert differs from its original"
+        assert torch.equal(found.view(torch.int16), weight.view(torch.int16)), (
+            "a nested expert differs from its original"
+        )
     return payload
 
 

@@ -16,14 +16,23 @@ ROWS = 32
 
 @triton.jit
 def _decode_kernel(
-    words, scales, symbols, tails, starts, out, bits_256, bits_16, K: tl.constexpr, ROWS: tl.constexpr,
+    words,
+    scales,
+    symbols,
+    tails,
+    starts,
+    out,
+    bits_256,
+    bits_16,
+    K: tl.constexpr,
+    ROWS: tl.constexpr,
     ASM: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     n = tl.arange(0, 16)
     cursor = tl.load(starts + row)
     row = row.to(tl.int64)
-    for group in range(0, K // 128):
+    for group in range(K // 128):
         code_words = tl.load(words + row[:, None] * (K // 8) + group * 16 + n[None, :])
         at = symbols + row[:, None] * (K // 4) + group * 32 + n[None, :]
         first, second = tl.load(at), tl.load(at + 16)
@@ -40,5 +49,16 @@ def decode_rows(words: Tensor, scales: Tensor, symbols: Tensor, tails: Tensor, s
     assert rows % ROWS == 0 and inputs % GROUP == 0, (rows, inputs)
     assert words.is_contiguous() and symbols.is_contiguous() and scales.is_contiguous() and out.is_contiguous()
     _decode_kernel[(rows // ROWS,)](
-        words, scales, symbols, tails, starts, out, BITS_256, BITS_16, K=inputs, ROWS=ROWS, ASM=out.is_cuda or out.is_meta, num_warps=4
+        words,
+        scales,
+        symbols,
+        tails,
+        starts,
+        out,
+        BITS_256,
+        BITS_16,
+        K=inputs,
+        ROWS=ROWS,
+        ASM=out.is_cuda or out.is_meta,
+        num_warps=4,
     )

@@ -109,7 +109,7 @@ def _gate_up_kernel(
     x_rows = x + (pairs // TOP_K).to(tl.int64)[:, None] * stride_x
     gate = tl.zeros([ROWS, BLOCK_N], tl.float32)
     up = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    for group in range(0, H // 128):
+    for group in range(H // 128):
         ks = group * 128 + tl.arange(0, 128)
         a = tl.load(x_rows + ks[None, :], mask=mask[:, None], other=0.0)
         g, gate_cursor = _tile_of_group(
@@ -151,7 +151,7 @@ def _down_kernel(
     words += own * (WIDTH // 8) + ns * (WIDTH // 8)
     scales += own * (WIDTH // 128) + ns * (WIDTH // 128)
     y = tl.zeros([ROWS, BLOCK_N], tl.float32)
-    for group in range(0, WIDTH // 128):
+    for group in range(WIDTH // 128):
         ks = group * 128 + tl.arange(0, 128)
         a = tl.load(act + pairs[:, None] * WIDTH + ks[None, :], mask=mask[:, None], other=0.0)
         b, cursor = _tile_of_group(
