@@ -1,4 +1,4 @@
-"""Nested experts: every BF16 pattern comes back, whatever code and scale it meets; payloads and stores keep their word."""
+"""Nested experts: every BF16 pattern comes back whatever code and scale it meets; payloads and stores are sound."""
 
 from __future__ import annotations
 

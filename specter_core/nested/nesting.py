@@ -48,8 +48,8 @@ class NestingReport:
         mean = 8 * (self.layout.tails_at + sum(self.tails) / len(self.tails)) / self.layout.weights
         share = self.moved / (self.layout.weights * len(self.tails))
         return (
-            f"nested experts: {self.bits_per_weight:.2f} bits per weight in slots (mean {mean:.2f}), {len(self.tails)} x "
-            f"{self.payload_bytes / 1e6:.2f} MB, {share:.2%} of the draft's codes moved"
+            f"nested experts: {self.bits_per_weight:.2f} bits per weight in slots (mean {mean:.2f}), {len(self.tails)}"
+            f" x {self.payload_bytes / 1e6:.2f} MB, {share:.2%} of the draft's codes moved"
         )
 
 

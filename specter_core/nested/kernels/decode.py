@@ -44,7 +44,8 @@ def _decode_kernel(
 
 def decode_rows(words: Tensor, scales: Tensor, symbols: Tensor, tails: Tensor, starts: Tensor, out: Tensor) -> None:
     """words int32 [rows, K/8] and scales float16 [rows, K/128] in the draft kernels' layout, symbols int32 [rows, K/4]
-    (four stored bytes each), tails uint8, starting on 8 bytes, starts int32 [rows] -> out int16 [rows, K], the weights' bits."""
+    (four stored bytes each), tails uint8 from a multiple of 8 bytes on, with 8 to spare, starts int32 [rows]
+    -> out int16 [rows, K], the weights' bits."""
     rows, inputs = out.shape
     assert rows % ROWS == 0 and inputs % GROUP == 0, (rows, inputs)
     assert words.is_contiguous() and symbols.is_contiguous() and scales.is_contiguous() and out.is_contiguous()

@@ -123,8 +123,8 @@ def admit_list(
     host: Tensor, host_layers: Tensor, lists: Tensor, turn: Tensor, words: Tensor, error: Tensor, count: int,
     layout: PayloadLayout,
 ) -> None:  # fmt: skip
-    """The next list of experts and slots, checked as in `admit_table`, into lists int32 [3, columns], whose last row begins
-    with the layer.
+    """The next list of experts and slots, checked as in `admit_table`, into lists int32 [3, columns], whose last row
+    begins with the layer.
 
     host int32 [2, lists, columns] and host_layers int32 [lists], mapped: a ring that turn int32 [1] on the device
     walks through, so that one captured launch serves every list. count: columns to take, slots -1 where unused.
