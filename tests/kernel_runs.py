@@ -1,7 +1,7 @@
 """Runs decode-kernel checks in a process of its own, since Triton decides once whether it interprets or compiles.
 
-python tests/kernel_runs.py interpret GROUP… | compile SHAPE… | decode FAMILY…: one JSON object
-on the last line.
+python tests/kernel_runs.py interpret GROUP… | compile SHAPE… | compile_rest all | decode FAMILY…: one JSON object on
+the last line.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def run(mode: str, *groups: str) -> dict[str, Any]:
     paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
     env.pop("TRITON_INTERPRET", None)
-    if mode != "compile":
+    if not mode.startswith("compile"):
         env["TRITON_INTERPRET"] = "1"
     command = [sys.executable, __file__, mode, *groups]
     done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=False)
@@ -157,11 +157,47 @@ def compiled(name: str) -> list[list[Any]]:
     return [[kernel, built.metadata.shared, "mma.sync" in built.asm["ptx"]] for kernel, built in found]
 
 
+def compiled_rest() -> list[list[Any]]:
+    """Kernels that stand between the passes: host and device, windows and steps, the plain path."""
+    import torch
+
+    from scripts.gpu.offline_sm90 import compile_only
+    from specter_core.draft.kernels.advance import advance, begin_window
+    from specter_core.memory.payload import PayloadLayout
+    from specter_core.model.kernels.elementwise import rope_rows, silu_mul
+    from specter_core.model.kernels.norm import softmax_rows
+    from specter_core.verify.kernels.host_io import admit_list, admit_table, load_rows, report_ids
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    layout = PayloadLayout(2048, 1408, torch.bfloat16)
+    words, error = empty(40, layout.entry_bytes // 4, dtype=torch.int32), empty(1, dtype=torch.int32)
+    rows, valid = empty(17), empty(17, dtype=torch.uint8)
+    wide, table = empty(17, 1408, dtype=torch.bfloat16), empty(17, 64, dtype=torch.float32)
+    heads = empty(17, 16, 64, dtype=torch.bfloat16)
+    with compile_only() as found:
+        begin_window(empty(3, 4), *(empty(4) for _ in range(3)), empty(4, dtype=torch.uint8), empty(4), empty(4))
+        advance(empty(4), empty(4, 16), *(empty(4) for _ in range(3)), empty(4, dtype=torch.uint8), empty(4), empty(4))
+        load_rows(empty(3, 17), rows, rows, rows, valid)
+        report_ids(empty(17, 6), empty(17 * 6, dtype=torch.int32), error)
+        admit_table(empty(26, 64, dtype=torch.int32), empty(26, 64, dtype=torch.int32), words, error, layout)
+        lists, lines = empty(2, 512, 64, dtype=torch.int32), empty(512, dtype=torch.int32)
+        admit_list(lists, lines, empty(3, 64, dtype=torch.int32), error, words, error, 4, layout)
+        silu_mul(wide, wide, empty(17, 1408, dtype=torch.bfloat16))
+        softmax_rows(table, empty(17, 64, dtype=torch.float32))
+        for interleaved in (True, False):
+            rope_rows(heads, table, table, interleaved, empty(17, 16, 64, dtype=torch.bfloat16))
+    return [[kernel, built.metadata.shared, False] for kernel, built in found]
+
+
 def main() -> None:
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     mode, *groups = sys.argv[1:]
     if mode == "compile":
         result: dict[str, Any] = {name: compiled(name) for name in groups}
+    elif mode == "compile_rest":
+        result = {"all": compiled_rest()}
     elif mode == "interpret":
         result = {group: [list(check) for check in interpreted(group)] for group in groups}
     else:
