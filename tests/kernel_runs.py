@@ -37,6 +37,7 @@ def interpreted(group: str) -> Iterator[Any]:
 
     from scripts.gpu import decode_checks as checks
     from scripts.gpu import decode_checks_moe as moe
+    from scripts.gpu import nested_checks as nested
     from specter_core.model.kernels.tiles import GemvTile, LinearTile
     from specter_core.verify.kernels.grouped_ffn import GroupedTile
 
@@ -61,6 +62,9 @@ def interpreted(group: str) -> Iterator[Any]:
         "tokens": lambda: moe.token_checks(env, 2100, 40, 3),
         "grouped": lambda: moe.grouped_checks(env, 5, 2, 40, 24, 6, (tile, tile)),
         "grouped_many_rows": lambda: moe.grouped_checks(env, 3, 1, 32, 16, 40, (tile, tile)),
+        "rebuild": lambda: nested.rebuild_checks(env, 32, 512),
+        "nested": lambda: nested.nested_checks(env, 3, 2, 256, 128, 5),
+        "nested_fp32": lambda: nested.nested_checks(fp32, 4, 1, 128, 256, 3),
         "grouped_fp32": lambda: moe.grouped_checks(fp32, 4, 4, 24, 40, 3, (tile, tile)),
     }
     yield from groups[group]()

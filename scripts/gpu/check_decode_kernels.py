@@ -54,6 +54,8 @@ def tasks(quick: bool) -> list[Task]:
         for shape in ((64, 6, 2048, 1408, 17), (60, 4, 2048, 1408, 33), (16, 2, 4096, 6400, 9), (7, 3, 200, 136, 40)):
             found.append(("grouped", dtype, shape))
         found.append(("small", dtype, ()))
+    found += [("rebuild", "bfloat16", (2816, 2048))]
+    found += [("nested", "bfloat16", shape) for shape in ((16, 6, 2048, 1408, 17), (4, 2, 4096, 6400, 9))]
     found += [("pass", "bfloat16", (index,)) for index in range(3)]
     found.append(("graph", "bfloat16", ()))
     return found
@@ -122,6 +124,18 @@ def gqa_task(env: Any, heads: int, kv: int, long: bool, batch: int, steps: int, 
     yield from gqa_checks(env, heads, kv, 128, Sequences(starts, steps, counts), 2048, switch=switch)
 
 
+def rebuild_task(env: Any, rows: int, inputs: int) -> Iterator[Any]:
+    from scripts.gpu.nested_checks import rebuild_checks
+
+    yield from rebuild_checks(env, rows, inputs)
+
+
+def nested_task(env: Any, experts: int, top_k: int, hidden: int, width: int, count: int) -> Iterator[Any]:
+    from scripts.gpu.nested_checks import nested_checks
+
+    yield from nested_checks(env, experts, top_k, hidden, width, count)
+
+
 def grouped_task(env: Any, experts: int, top_k: int, hidden: int, width: int, count: int) -> Iterator[Any]:
     from scripts.gpu.decode_checks_moe import grouped_checks
 
@@ -162,6 +176,8 @@ TASKS: dict[str, Callable[..., Iterator[Any]]] = {
     "mla": mla_task,
     "gqa": gqa_task,
     "grouped": grouped_task,
+    "nested": nested_task,
+    "rebuild": rebuild_task,
     "small": small_task,
     "pass": pass_task,
     "graph": graph_task,
