@@ -69,6 +69,7 @@ def test_budget_gives_slots() -> None:
         (("--model", "nowhere", "--prompt", "a"), ("tokenizer.json",)),
         (("--model", str(MODEL), "--prompt", "a", "--device", "tpu"), ("'tpu'", "cpu, cuda")),
         (("--model", str(MODEL), "--prompt", "a", "--temperature", "-1"), ("temperature -1.0", "use 0")),
+        (("--model", str(MODEL), "--prompt", "a", "--numa-node", "99"), ("numa_node is 99", "online are")),
     ],
 )
 def test_bad_input_ends_with_one_line_and_exit_code_2(args: tuple[str, ...], parts: tuple[str, ...]) -> None:
