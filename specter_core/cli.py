@@ -13,7 +13,7 @@ from specter_core.assembly import build_engine, open_model
 from specter_core.errors import UserError
 from specter_core.memory.budget import SlotPlan
 from specter_core.memory.pin_limit import PinLimit
-from specter_core.options import VARIANTS, EngineOptions
+from specter_core.options import ENCODINGS, VARIANTS, EngineOptions
 from specter_core.text import TextCodec
 from specter_core.trace import Trace
 from specter_core.types import GenerationRun, Request, WindowStats
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     gen.add_argument("--top-k", type=int, default=0)
     gen.add_argument("--seed", type=int, default=0)
     gen.add_argument("--variant", choices=VARIANTS, default="default")
+    gen.add_argument("--encoding", choices=ENCODINGS, default="plain", help="of the experts in host store and slots")
     gen.add_argument("--device", default="cpu")
     gen.add_argument("--threads", type=int, default=1, help="CPU compute threads; small models gain nothing from more")
     gen.add_argument("--trace", type=Path, help="write a Chrome trace of compute and link")
@@ -66,8 +67,9 @@ def _generate(args: argparse.Namespace) -> int:
     rate = None if args.link_gb_s is None else args.link_gb_s * 1e9
     pins = None if args.pin_limit_gb is None else PinLimit(round(args.pin_limit_gb * 1e9))
     with open_model(
-        args.model, args.draft, need_draft=args.depth > 0, device=args.device, pin_limit=pins, numa_node=args.numa_node
-    ) as model:
+        args.model, args.draft, need_draft=args.depth > 0, device=args.device, pin_limit=pins, numa_node=args.numa_node,
+        encoding=args.encoding,
+    ) as model:  # fmt: skip
         codec.check_context(context, model.decoder.config.max_positions)
         budget = None if args.budget_gb is None else round(args.budget_gb * 1e9)
         if args.slots is None and budget is None:
