@@ -43,7 +43,7 @@ def counted(rows: pd.DataFrame) -> pd.DataFrame:
     keys = ["model", "weights", "device", "label", "prompt_id"]
     table = own.groupby(keys).agg(value=("distinct_experts", "mean"), window=("K", "max")).reset_index()
     table["window"] += 1
-    return table.rename(columns={"label": "dataset"}).assign(kind="distinct", other="")
+    return table.rename(columns={"label": "dataset"}).assign(kind="distinct", other="", layer=None)
 
 
 def caption(rows: pd.DataFrame) -> str:
@@ -51,8 +51,9 @@ def caption(rows: pd.DataFrame) -> str:
     n = distinct.groupby(["model", "dataset"]).size()
     window = ", ".join(f"{w:g}" for w in sorted(distinct["window"].dropna().unique()))
     count = f"{n.min()}" if len(n) and n.min() == n.max() else f"{n.min()}-{n.max()}" if len(n) else "0"
+    what = "MoE layers" if distinct["layer"].notna().all() else "prompts"
     return (
-        f"window of {window or 'unknown'} tokens; n = {count} per bar; weights "
+        f"window of {window or 'unknown'} tokens; n = {count} {what} per bar; weights "
         f"{', '.join(sorted(rows['weights'].unique()))}; device {', '.join(sorted(rows['device'].unique()))}"
     )
 

@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 
 from figures import (
     ablation,
+    efficiency,
     fig07_depth,
     fig08_iteration,
     fig09_timeline,
@@ -133,6 +134,13 @@ def _models(found: results.Results) -> list[Drawing]:
     return [Drawing(table2_models.NAME, lambda: table2_models.figure(rows))] if len(rows) else []
 
 
+def _efficiency(found: results.Results) -> list[Drawing]:
+    blocks = efficiency.settings({name: found.tables[name] for name in results.EFFICIENCY})
+    return [
+        Drawing(efficiency.NAME + suffix, lambda tables=tables: efficiency.figure(tables)) for suffix, tables in blocks
+    ]
+
+
 def _working_set(found: results.Results) -> list[Drawing]:
     rows = gather(found, "batch")
     blocks = [(s, b) for s, b in sweeps.settings(rows, "B")] if len(rows) else []
@@ -190,6 +198,7 @@ FIGURES: dict[str, tuple[Plan, str]] = {
         _records(ablation.NAME, ablation.figure, "ablation", None),
         "records of Specter in three or more variants (python run.py sweep=ablation)",
     ),
+    efficiency.NAME: (_efficiency, "efficiency.csv (a run that watches its systems)"),
     memory.NAME: (
         _records(memory.NAME, memory.figure, "memory", None),
         "records at two or more budgets (python run.py sweep=memory)",

@@ -6,6 +6,7 @@ DIR/**/routing.csv   one row per routing statistic       ROUTING
 DIR/**/acceptance.csv one row per dataset and depth    ACCEPTANCE
 DIR/**/aims.csv      one row per aim of the project      AIMS
 DIR/**/timings.csv   one row per timed command           TIMINGS
+DIR/**/efficiency.csv, prefetch_by_horizon.csv, prefetch_by_layer.csv   one row per cell   harness/efficiency.py
 DIR/**/traces/*.json Chrome traces (scripts/record_traces.py)
 
 Columns beyond those named are kept and ignored.
@@ -14,6 +15,7 @@ Columns beyond those named are kept and ignored.
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -79,7 +81,21 @@ EMPTY = ("M", "encoding", "ttft_ms", "throughput", "acceptance", "tokens_per_win
 EMPTY += ("coverage_ceiling", "distinct_experts", "prefetch_precision", "prefetch_recall", "h2d_bytes")
 EMPTY += ("h2d_bytes_used", "d2h_bytes", "link_utilisation", "stall_ms", "peak_device_bytes", "within_budget")
 EMPTY += ("energy_j", "exact_match", "reason", "link_rate_bytes_per_s", "git_commit")
-TABLES = {"kernels": KERNELS, "routing": ROUTING, "acceptance": ACCEPTANCE, "aims": AIMS, "timings": TIMINGS}
+CELL = ("model", "weights", "memory", "link", "device", "B", "system", "variant", "encoding", "K")
+LOADS = ("requests", "committed", "needed_loads", "moved_loads", "lru_loads", "belady_loads")
+FORESIGHT = ("planned", "right", "needed")
+EFFICIENCY = {
+    "efficiency": (*CELL, *LOADS),
+    "prefetch_by_horizon": (*CELL, "drafted", *FORESIGHT),
+    "prefetch_by_layer": (*CELL, "layer", *FORESIGHT),
+}
+TABLES: dict[str, Collection[str]] = {
+    "kernels": KERNELS,
+    "routing": ROUTING,
+    "acceptance": ACCEPTANCE,
+    "aims": AIMS,
+    "timings": TIMINGS,
+} | EFFICIENCY
 
 
 @dataclass(slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 from records_fixture import LABELS, row
 
 from figures.results import AIMS, KERNELS, ROUTING, TIMINGS
+from harness import efficiency
 from harness.columns import NAMES
 from harness.records import cell
 
@@ -275,6 +276,22 @@ def write_table(path: Path, columns: Iterable[str], rows: Iterable[dict[str, Any
         writer.writerows(rows)
 
 
+def write_efficiency(folder: Path) -> None:
+    """efficiency.csv and its two companions as harness/efficiency.py writes them."""
+    lines = []
+    for model, memory in itertools.product(MODELS[:2], ("high", "low")):
+        own = base(model, "specter", memory, "GK", 0, random.Random(7))
+        common = {name: own[name] for name in (*efficiency.KEYS, *efficiency.NAMES)}
+        common |= dict.fromkeys(("draft_ms", "verify_ms", "router_wait_ms", "link_busy_ms", "bound_ms"), 10.0)
+        common |= {"windows": 8, "committed": 128, "slots": 20.0, "decode_ms": 30.0, "stall_ms": {"miss": 2.0}}
+        common |= {"moved": 900, "needed": 5000, "absent": 800, "misses": 90, "late": 40, "lru": 2000, "belady": 1000}
+        common |= {"by_layer": [[40, 36, 50], [40, 30, 60]], "by_horizon": {"4": [50, 40, 110], "12": [80, 70, 110]}}
+        lines.append(json.dumps(common))
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / efficiency.FILE).write_text("\n".join(lines) + "\n")
+    efficiency.write(folder)
+
+
 def write_all(folder: Path) -> Path:
     """Everything that figures and claims read."""
     write_records(folder / "main", main_rows())
@@ -288,6 +305,7 @@ def write_all(folder: Path) -> Path:
     write_table(folder / "routing.csv", ROUTING, routing_rows())
     write_table(folder / "timings.csv", TIMINGS, timing_rows())
     write_table(folder / "aims.csv", AIMS, aim_rows())
+    write_efficiency(folder / "main")
     (folder / "traces").mkdir(exist_ok=True)
     for order in ("expertwise", "tokenwise"):
         (folder / "traces" / f"{order}.json").write_text(json.dumps(trace(order)))

@@ -47,6 +47,7 @@ EXPECTED = {
     "table2_models": ["DeepSeek-V2-Lite", "Qwen1.5-MoE", "Phi-3.5-MoE", "16.5 MiB"],
     "table3_batch32": ["GK", "AVG", "TPOT (ms)", "tokens/s", "Specter", "32"],
     "ablation": ["Specter", "no prefetch", "TPOT over Specter's (1 = all mechanisms on)"],
+    "efficiency": ["needed", "LRU", "Belady", "precision", "draft tokens seen", "MoE layer", "experts per token"],
     "memory": ["device memory budget (GB)", "TPOT (ms)"],
     "prefix": ["prefix (tokens)", "TTFT (ms)"],
 }

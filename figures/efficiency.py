@@ -1,0 +1,95 @@
+"""Efficiency: experts moved per token beside LRU and Belady, and how well plans foretell, by draft tokens and by layer.
+
+python -m figures --results results/h200 --only efficiency
+"""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from figures import style, sweeps
+
+NAME = "efficiency"
+LOADS = {"needed_loads": "needed", "moved_loads": "moved", "lru_loads": "LRU", "belady_loads": "Belady"}
+SHARES = {"precision": (style.HIT, "o"), "recall": (style.FALLBACK[0], "s")}
+
+
+def settings(found: dict[str, pd.DataFrame]) -> list[tuple[str, dict[str, pd.DataFrame]]]:
+    """(suffix, tables) per weights, link and device: Specter's rows of efficiency.csv, prefetch_by_horizon.csv and
+    prefetch_by_layer.csv at B = 1."""
+    own = {name: _own(table) for name, table in found.items()}
+    keys = own["efficiency"][["weights", "link", "device"]].drop_duplicates().itertuples(index=False, name=None)
+    chosen = sorted(tuple(map(str, key)) for key in keys)
+    blocks = []
+    for key in chosen:
+        tables = {n: t[(t[["weights", "link", "device"]].astype(str) == list(key)).all(axis=1)] for n, t in own.items()}
+        blocks.append(("-" + "-".join(key) if len(chosen) > 1 else "", tables))
+    return blocks
+
+
+def _own(table: pd.DataFrame) -> pd.DataFrame:
+    table = table[(table["system"] == sweeps.MAIN) & (table["B"] == 1) & (table["encoding"] != "nested")]
+    return sweeps.main_variant(table)
+
+
+def figure(tables: dict[str, pd.DataFrame]) -> Figure:
+    """tables: of one setting (`settings`). One line of three panels per model and memory setting: experts loaded per
+    committed token over all layers; precision and recall of the M most wanted experts after so many draft tokens; those
+    of the plans by MoE layer."""
+    with style.look():
+        rows = tables["efficiency"]
+        cells = [(m, s) for m in style.models(rows) for s in style.memories(rows[rows["model"] == m])]
+        fig = Figure(figsize=(style.TEXT_WIDTH_IN, 0.9 + 1.65 * len(cells)), layout="constrained")
+        axes = fig.subplots(len(cells), 3, squeeze=False, width_ratios=[1, 1.15, 1.15])
+        for line, (model, memory) in zip(axes, cells, strict=True):
+            own = {n: t[(t["model"] == model) & (t["memory"] == memory)] for n, t in tables.items()}
+            _loads(line[0], own["efficiency"])
+            _shares(line[1], own["prefetch_by_horizon"], "drafted")
+            _shares(line[2], own["prefetch_by_layer"], "layer")
+            line[0].set_title(f"{style.model_label(model)}, {memory} memory", loc="left")
+        axes[-1][1].set_xlabel("draft tokens seen")
+        axes[-1][2].set_xlabel("MoE layer")
+        handles, names = axes[0][2].get_legend_handles_labels()
+        fig.legend(handles, names, loc="outside upper right", ncols=2, frameon=False)
+        style.stamp(fig, caption(rows), bool((rows["device"] == "cpu").any()))
+        return fig
+
+
+def caption(rows: pd.DataFrame) -> str:
+    spans = {name: f"{rows[name].min():g}" for name in ("K", "requests")}
+    spans = {n: s if rows[n].nunique() == 1 else f"{s}-{rows[n].max():g}" for n, s in spans.items()}
+    said = {"Specter, K": spans["K"], "requests per cell": spans["requests"]}
+    said |= {name: ", ".join(sorted(rows[name].astype(str).unique())) for name in ("weights", "link", "device")}
+    text = "; ".join(f"{name} {value}" for name, value in said.items())
+    return text + "; LRU and Belady: demand loading with the same slots on the same passes"
+
+
+def _loads(axis: Axes, rows: pd.DataFrame) -> None:
+    """Mean over depths, weighted by committed tokens."""
+    weights = rows["committed"] / rows["committed"].sum()
+    values = [float((rows[name] * weights).sum()) for name in LOADS]
+    colours = [style.QUIET, "#D55E00", style.FALLBACK[0], style.HIT]
+    axis.bar(range(len(values)), values, color=colours, width=0.7)
+    for place, value in enumerate(values):
+        axis.annotate(
+            f"{value:.3g}", (place, value), xytext=(0, 2), textcoords="offset points", ha="center", fontsize=6.5
+        )
+    axis.margins(y=0.16)
+    axis.set_xticks(range(len(values)), list(LOADS.values()))
+    axis.tick_params(axis="x", length=0, labelsize=7)
+    axis.set_ylabel("experts per token")
+
+
+def _shares(axis: Axes, rows: pd.DataFrame, column: str) -> None:
+    sums = rows.groupby(column)[["planned", "right", "needed"]].sum()
+    for name, (colour, marker) in SHARES.items():
+        whole = sums["planned" if name == "precision" else "needed"]
+        values = (sums["right"] / whole.where(whole > 0)).dropna()
+        axis.plot(values.index, values, color=colour, marker=marker, ms=3, lw=1.2, label=name)
+    axis.set_ylim(0, 1.05)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if sums.empty:
+        axis.text(0.5, 0.5, "no plans", ha="center", va="center", fontsize=7, transform=axis.transAxes)
