@@ -98,15 +98,17 @@ def _panel(axis: Axes, panel: pd.DataFrame, systems: list[style.SystemStyle], la
 
 
 def ceiling(table: pd.DataFrame) -> float:
-    """Top of the axis in ms. A system whose bars all exceed three times everyone else's is cut off, its
-    values are written into its bars, so that the others can be told apart."""
+    """Top of the axis in ms. Systems (at most half of them) whose bars all exceed three times everyone else's are cut
+    off, their values are written into their bars, so that the others can be told apart."""
     tallest = (table["mean"] + table["error"].fillna(0)).groupby("system").max().sort_values()
     if tallest.empty:
         return 1.0
-    top = tallest.iloc[-1]
-    if len(tallest) > 1 and table["mean"].loc[tallest.index[-1]].min() > 3 * tallest.iloc[-2]:
-        top = 1.5 * tallest.iloc[-2]
-    return float(top) * 1.2
+    shortest = table["mean"].groupby("system").min()[tallest.index]
+    for kept in range((len(tallest) + 1) // 2, len(tallest)):
+        below = tallest.iloc[kept - 1]
+        if shortest.iloc[kept:].min() > 3 * below:
+            return float(1.5 * below * 1.2)
+    return float(tallest.iloc[-1] * 1.2)
 
 
 def shown(value: float) -> str:

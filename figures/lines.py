@@ -7,9 +7,11 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from figures import stats, style
 
+FAR = 30
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 
 
@@ -63,7 +65,8 @@ def curves(
     systems: Sequence[style.SystemStyle],
     scale: str = "category",
 ) -> None:
-    """The average over datasets of each system, with its standard error."""
+    """The average over datasets of each system, with its standard error; logarithmic where the largest is more than
+    FAR times the least."""
     table = stats.average(panel, ["system", column], metric)
     values = sorted(table[column].unique())
     place = {v: (i if scale == "category" else v) for i, v in enumerate(values)}
@@ -83,7 +86,12 @@ def curves(
             capsize=2,
             label=system.label,
         )
-    axis.set_ylim(bottom=0)
+    if len(table) and table["mean"].max() > FAR * table["mean"].min() > 0:
+        axis.set_yscale("log")
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axis.set_ylim(bottom=0)
     if scale == "category":
         axis.set_xticks(range(len(values)), [f"{v:g}" for v in values])
 

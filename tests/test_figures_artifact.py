@@ -16,6 +16,7 @@ from figures import (
     fig09_timeline,
     fig13_routing,
     fig14_tpot,
+    fig15_batch,
     fig16_working_set,
     io,
     memory,
@@ -202,6 +203,13 @@ def test_the_configured_variant_stands_for_a_system_that_was_measured_in_several
     rows["variant"] = rows["variant"].where(rows["system"] != "mo_sm", "improved")
     rows = pd.concat([own.assign(variant="as_released"), rows], ignore_index=True)
     assert set(sweeps.main(rows).query("system == 'mo_sm'")["variant"]) == {"improved"}
+
+
+def test_curves_far_apart_are_drawn_on_a_logarithmic_axis():
+    rows = pd.DataFrame(batch_rows())
+    assert fig15_batch.figure(rows).axes[0].get_yscale() == "linear"
+    slow = rows.assign(tpot_ms=rows["tpot_ms"] * (1 + 99 * (rows["system"] == "transformers")))
+    assert fig15_batch.figure(slow).axes[0].get_yscale() == "log"
 
 
 def test_three_named_memory_settings_are_a_main_run_and_lettered_budgets_a_sweep():

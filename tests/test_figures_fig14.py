@@ -62,6 +62,16 @@ def test_a_system_far_above_all_others_is_cut_off_and_its_values_are_written(tmp
     assert all(f"{value:.3g}\u2191" in written for value in slow)
 
 
+def test_at_most_half_of_the_systems_are_cut_off():
+    def top(**times: float) -> float:
+        keys = pd.MultiIndex.from_tuples([(s, "AVG") for s in times], names=["system", "label"])
+        return fig14_tpot.ceiling(pd.DataFrame({"mean": list(times.values()), "error": 0.0}, index=keys))
+
+    assert top(a=10, b=12, c=100, d=2000) == pytest.approx(12 * 1.8)
+    assert top(a=10, b=12, c=30, d=2000) == pytest.approx(30 * 1.8)
+    assert top(a=10, b=100, c=110, d=120) == pytest.approx(120 * 1.2)
+
+
 def test_a_system_keeps_colour_and_order_whatever_rows_are_missing(tmp_path):
     everything = io.read_records(write(tmp_path, list(main_run())))
     fewer = everything[everything["system"].isin(["transformers", "mo_sc"])].iloc[::-1]
