@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -105,7 +106,7 @@ def test_the_process_is_gone_after_close_and_after_its_owner(start):
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", code, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True,
-        cwd=Path(__file__).resolve().parents[1], env={**__import__("os").environ, "PYTHONPATH": str(Path(__file__).parent)},
+        cwd=Path(__file__).resolve().parents[1], env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
     )  # fmt: skip
     assert owner.stdout is not None
     lines = iter(owner.stdout.readline, "")
