@@ -107,6 +107,8 @@ def memory_line(planned: PlannedGroup) -> str:
     same_cache = options.get("capacity", "same_cache") == "same_cache" and not own_draft
     slots: float | None = memory.slots_per_layer if same_cache else None
     if slots is None:
+        if options.get("capacity") == "same_cache":  # as many as Specter has in these bytes
+            fixed = parts(shape, memory.batch, memory.max_sequence, group.setting.model.depth)
         slots = slots_in(shape, memory.budget_bytes, fixed)
     size = slots * shape.moe_layers * entry_bytes(shape)
     return f"{line}, slots {size / 1e6:,.1f} ({slots:.1f} of {shape.experts} per layer)"

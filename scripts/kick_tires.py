@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 MODEL = "deepseek_v2_mini"
 TINY = ["prompts=1", "repeats=1", "new_tokens=[8]"]
 ONE = [f"model=[{MODEL}]", *TINY]
-SYSTEMS = "specter,autoregressive,specmoeoff,mo_sm,mo_sc,transformers"
+SYSTEMS = "specter,autoregressive,specmoeoff,mo_sm,mo_sc,transformers,llama_cpp"
 LIMIT_MIN = 10
 
 
@@ -37,6 +37,7 @@ def steps(out: Path) -> Iterator[Step]:
     def sweep(name: str, shows: str, *more: str) -> Step:
         return Step(name, shows, ["run.py", f"sweep={name}", f"output={out}/{name}-run", "link=scaled", *more])
 
+    yield Step("doctor", "what this machine has", ["scripts/doctor.py"])
     yield Step("list", "models, datasets, systems", ["run.py", "list"])
     yield Step("plan", "cells, minutes, memory", ["run.py", "plan"])
     prompt = ["--prompt", "The history of the town", "--max-new-tokens", "12", "--depth", "4", "--slots", "3"]
@@ -55,7 +56,7 @@ def steps(out: Path) -> Iterator[Step]:
     yield sweep("prefix", "prefix lengths", *ONE, "prefix_tokens=[16,32,64,4096]", "system=[specter]")
     yield sweep("batch", "figures 15 and 16, table 3", *ONE, "batch=[1,2,4]", "system=[specter,mo_sm]", "memory=[wide]")
     yield sweep("ablation", "each mechanism off", *ONE)
-    yield sweep("memory", "slots per layer", *ONE, "slots=[2,4,8]", "system=[specter,mo_sm]")
+    yield sweep("memory", "budgets, nested experts", *ONE, "budgets_gb=[0.0075,0.0095,0.013]", "system=[specter,mo_sm]")
     yield sweep("routing", "figure 13", f"model=[{MODEL}]", "prompts=2", "new_tokens=[16]")
     yield sweep("kernels", "figures 10 and 11 (on a GPU)")
     yield Step(
@@ -67,6 +68,7 @@ def steps(out: Path) -> Iterator[Step]:
     yield Step("figures", "every figure", ["-m", "figures", "--results", str(out), "--out", str(out / "figures")])
     claims = ["--results", str(out), "--out", str(out / "claims.json"), "--draws", "50"]
     yield Step("claims", "every claim of the paper", ["-m", "harness.claims", *claims])
+    yield Step("tables", "tables of the README", ["-m", "figures.markdown", "--results", str(out)])
     report = ["--results", str(out), "--out", str(out / "report.html")]
     yield Step("report", "one HTML file", ["-m", "harness.report", *report])
 
