@@ -28,6 +28,7 @@ from specter_core.state.kv_cache import KVCache
 
 WINDOWS = (9, 17)
 _LOGIT_ROWS = 256
+_LRU_LAYERS = 8
 
 Ids = NDArray[np.int64]
 
@@ -113,7 +114,7 @@ def behaviour(
         set_agreement=float(same.mean()),
         by_layer=tuple(round(float(v), 4) for v in same),
         reuse=reuse(ids),
-        lru=token_lru(ids, slots),
+        lru=token_lru(ids[:: max(1, len(ids) // _LRU_LAYERS)], slots),
         distinct={window: distinct(ids, window) for window in WINDOWS if length >= window},
         candidates=float(found.sum()),
         classes=tuple(round(float(v), 3) for v in found / found.sum().clamp(min=1e-9)),
@@ -167,7 +168,10 @@ def _routed(matrices: Expert, routing: Routing, sigma: float | None, seed: int) 
 
 
 def _tokens(decoder: Decoder, x: Tensor) -> Tensor:
-    return torch.cat([argmax_lowest(decoder.logits(part)) for part in x.split(_LOGIT_ROWS)])
+    """Greedy tokens of logits in float32, as the captured passes have them; `Decoder.logits` rounds to its dtype."""
+    head, bias = decoder._head.float(), decoder._head_bias
+    parts = decoder._norm(decoder.ops.pad(x))[: x.shape[0]].float().split(_LOGIT_ROWS)
+    return torch.cat([argmax_lowest(part @ head.T + (0.0 if bias is None else bias.float())) for part in parts])
 
 
 def _same(left: Tensor, right: Tensor) -> float:

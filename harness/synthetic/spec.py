@@ -49,7 +49,7 @@ class Knobs:
     vote_coherence: float = 0.3
     vote_decay: float = 1.0
     identity_logit: float = 16.0
-    vote_logit: float = 5.0
+    vote_logit: float = 8.0
     head_noise: float = 0.4
 
     def __post_init__(self) -> None:
@@ -67,13 +67,18 @@ class Knobs:
 
 KNOBS: Mapping[str, Knobs] = {
     "deepseek_v2_lite": Knobs(
-        topic_lengths=(100, 500), router_common=0.2, router_topics=(0.25, 0.1), expert_gain=0.07, vote_decay=0.8
+        topic_lengths=(100, 500), router_common=0.2, router_topics=(0.25, 0.1), router_gain=2.2, expert_gain=0.05,
+        vote_coherence=0.75, vote_decay=0.65,
     ),
-    "qwen15_moe": Knobs(topic_lengths=(100, 500), router_common=0.05, router_topics=(0.3, 0.05), vote_decay=0.9),
+    "qwen15_moe": Knobs(
+        topic_lengths=(70, 300), router_common=0.1, router_topics=(0.4, 0.05), expert_gain=0.12, vote_coherence=0.4,
+        vote_decay=0.92,
+    ),
     "phi35_moe": Knobs(
-        topic_lengths=(200, 1200), router_common=0.2, router_topics=(0.3, 0.2), expert_gain=0.02, vote_decay=0.9
+        topic_lengths=(100, 600), router_common=0.25, router_topics=(0.33, 0.17), expert_gain=0.02, vote_coherence=0.4,
+        vote_decay=0.85,
     ),
-}
+}  # fmt: skip
 _KNOBS_OF_SMALL = {
     "small_deepseek_v2": "deepseek_v2_lite",
     "small_qwen2_moe": "qwen15_moe",

@@ -88,7 +88,7 @@ def on_engine(spec: SyntheticSpec, prompts: int, new_tokens: int) -> dict[str, A
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="deepseek_v2_lite,qwen15_moe")
-    parser.add_argument("--grid", default="[{}]", help="JSON list of knob objects; a `models` entry limits one")
+    parser.add_argument("--grid", default="[{}]", help="JSON list of knob objects; a `models` entry names those of one")
     parser.add_argument("--sequences", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=320)
     parser.add_argument("--noise", type=float, nargs="*", default=[])
@@ -102,6 +102,7 @@ def main() -> int:
     out = Path(os.environ.get("OUT") or "outputs")
     out.mkdir(parents=True, exist_ok=True)
     failed: list[str] = []
+    print(f"start {time.process_time():.1f} s", flush=True)
     started = time.perf_counter()
     with (out / "synthetic.jsonl").open("a", encoding="utf-8") as file:
 
@@ -125,17 +126,17 @@ def main() -> int:
             file.write(json.dumps({"what": name, "knobs": knobs, "seconds": spent, **values}) + "\n")
             file.flush()
 
-        for model in filter(None, options.models.split(",")):
-            for entry in json.loads(options.grid):
-                knobs = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k != "models"}
-                if model in entry.get("models", model):
-                    attempt(
-                        f"walk {model}",
-                        knobs,
-                        lambda m=model, k=knobs: on_walk(
-                            spec_for(m, **k), options.sequences, options.tokens, tuple(options.noise)
-                        ),
-                    )
+        models = [model for model in options.models.split(",") if model]
+        for entry in json.loads(options.grid):
+            knobs = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k != "models"}
+            for model in entry.get("models", models):
+                attempt(
+                    f"walk {model}",
+                    knobs,
+                    lambda m=model, k=knobs: on_walk(
+                        spec_for(m, **k), options.sequences, options.tokens, tuple(options.noise)
+                    ),
+                )
         for model in filter(None, options.engine.split(",")):
             attempt(f"engine {model}", {}, lambda m=model: on_engine(spec_for(m), options.prompts, options.new_tokens))
     print(json.dumps({"device": torch.cuda.get_device_name(), "failed": failed, "s": time.perf_counter() - started}))
