@@ -56,15 +56,18 @@ def _draw(rows: pd.DataFrame) -> Figure:
     height = 0.7 + len(panels) * (0.5 + 0.2 * most)
     fig = Figure(figsize=(style.TEXT_WIDTH_IN * 0.75, height), layout="constrained")
     axes = fig.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
+    right = 0.0
     for axis, (model, memory, panel) in zip(axes, panels, strict=True):
-        _panel(axis, panel)
+        right = max(right, _panel(axis, panel))
         axis.set_title(f"{style.model_label(model)}, {memory} memory", loc="left")
+    axes[-1].set_xlim(0, right)
     axes[-1].set_xlabel("TPOT over Specter's (1 = all mechanisms on)")
     style.finish(fig, rows)
     return fig
 
 
-def _panel(axis: Axes, panel: pd.DataFrame) -> None:
+def _panel(axis: Axes, panel: pd.DataFrame) -> float:
+    """Returns how far to the right its bars and their texts reach."""
     table = relative(panel)
     tpot = stats.average(panel, ["variant"]).set_index("variant")["mean"]
     at = np.arange(len(table))
@@ -86,7 +89,7 @@ def _panel(axis: Axes, panel: pd.DataFrame) -> None:
     axis.grid(axis="x")
     axis.grid(axis="y", visible=False)
     axis.axvline(1, color="#555555", lw=0.8, ls=":")
-    axis.set_xlim(0, 1.3 * (table["ratio"] + table["error"]).max())
+    return float(1.3 * (table["ratio"] + table["error"]).max())
 
 
 def variant_label(variant: str) -> str:

@@ -8,10 +8,21 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from artifact_fixture import DEPTH, batch_rows, main_rows, routing_rows, row, write_all, write_records, write_table
+from artifact_fixture import (
+    DEPTH,
+    ablation_rows,
+    batch_rows,
+    main_rows,
+    routing_rows,
+    row,
+    write_all,
+    write_records,
+    write_table,
+)
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from figures import (
+    ablation,
     fig07_depth,
     fig09_timeline,
     fig13_routing,
@@ -203,6 +214,14 @@ def test_the_configured_variant_stands_for_a_system_that_was_measured_in_several
     rows["variant"] = rows["variant"].where(rows["system"] != "mo_sm", "improved")
     rows = pd.concat([own.assign(variant="as_released"), rows], ignore_index=True)
     assert set(sweeps.main(rows).query("system == 'mo_sm'")["variant"]) == {"improved"}
+
+
+def test_no_bar_of_the_ablation_ends_outside_its_panel():
+    rows = pd.DataFrame(ablation_rows())
+    slow = (rows["variant"] == "tokenwise") & (rows["model"] == "deepseek_v2_lite")
+    figure = ablation.figure(rows.assign(tpot_ms=rows["tpot_ms"] * (1 + 3 * slow)))
+    widths = [patch.get_width() for axis in figure.axes for patch in axis.patches]
+    assert 7 < max(widths) < figure.axes[0].get_xlim()[1] == figure.axes[1].get_xlim()[1]
 
 
 def test_curves_far_apart_are_drawn_on_a_logarithmic_axis():
