@@ -20,7 +20,18 @@ import yaml
 
 from harness import catalogue, claims
 from harness.claim_verdict import Verdict, load
-from harness.report_tables import Cells, efficiency, environment_lines, failures, reruns, sources, speed, time_by_part
+from harness.report_environment import environment_lines
+from harness.report_tables import Cells, benches, efficiency, failures, reruns, sources, speed, time_by_part
+    Cells,
+    benches,
+    efficiency,
+    environment_lines,
+    failures,
+    reruns,
+    sources,
+    speed,
+    time_by_part,
+)
 
 redraw: Any = importlib.import_module("figures.redraw")
 results: Any = importlib.import_module("figures.results")
@@ -83,6 +94,7 @@ def render(found: Any, findings: Sequence[claims.Finding], outcomes: Sequence[An
         machines=list(found.environments) or [],
         reruns=reruns(found, models),
         sources=sources(found),
+        benches=benches(found),
     )
 
 

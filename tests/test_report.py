@@ -28,6 +28,8 @@ def page(tmp_path_factory) -> Path:
     rows.append(row(model="phi35_moe", system="vllm", status="oom", reason="<b>out of memory</b>", tpot_ms=None))
     write_records(folder / "main", rows)
     write_table(folder / "aims.csv", AIMS, [dict.fromkeys(AIMS, "1") | {"aim": "link utilisation"}])
+    (folder / "bench").mkdir()
+    (folder / "bench" / "window.csv").write_text("model,over_bound\n" + "m,0.123456789\n" * 70)
     (folder / "traces").mkdir()
     (folder / "traces" / "expertwise.json").write_text(json.dumps(trace("expertwise")))
     gpu = {"name": "GPU X", "memory_bytes": 40e9, "driver": "1.2", "power_limit_w": 250.0}
@@ -67,6 +69,12 @@ def test_failures_and_aims_are_listed_and_text_is_escaped(page):
     text = page.read_text()
     assert "&lt;b&gt;out of memory&lt;/b&gt;" in text and "<b>out" not in text
     assert "link utilisation" in text
+
+
+def test_csv_files_of_benches_are_shown_whatever_their_columns(page):
+    text = page.read_text()
+    assert "<code>bench/window.csv</code> (70 lines, the first 60 shown)" in text
+    assert "<th>over_bound</th>" in text and "0.1235</td>" in text
 
 
 def test_every_folder_of_the_results_has_a_line(page):
