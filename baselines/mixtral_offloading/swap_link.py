@@ -51,6 +51,9 @@ class SwapLink:
         self._pending.append(transfer)
         return transfer
 
+    def submit_all(self, loads: Sequence[tuple[ExpertKey, int]], priority: Priority) -> list[Transfer]:
+        return [self.submit(key, slot, priority) for key, slot in loads]
+
     def promote(self, transfer: Transfer) -> None:
         """A stream has one order."""
 

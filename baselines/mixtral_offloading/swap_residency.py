@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from specter_core.memory.expert_cache import ExpertCache
 from specter_core.types import ExpertKey
@@ -20,8 +20,9 @@ class SwapResidency:
         self._spare = spare
 
     def plan_layer(
-        self, layer: int, needed: Sequence[int], counts: Mapping[int, int] | None = None, late: Sequence[int] = ()
-    ) -> LayerPlan:
+        self, layer: int, needed: Sequence[int], counts: Mapping[int, int] | None = None, late: Sequence[int] = (),
+        done: Collection[int] = (),
+    ) -> LayerPlan:  # fmt: skip
         """needed: distinct, ascending. There is no prefetching, so nothing is late."""
         assert not late, late
         keys = [ExpertKey(layer, expert) for expert in needed]
@@ -30,7 +31,8 @@ class SwapResidency:
         misses = deque(key for key, slot in places if slot is None)
         missing = tuple(key.expert for key in misses)
         ops: list[Op] = []
-        for key, slot in hits:
+        waiting = [(key, slot) for key, slot in hits if key.expert not in done]
+        for key, slot in waiting:
             ops += [Gemm(key, slot, Source.HIT), Release(slot)]
         victims = self._by_age(layer, [slot for _, slot in hits])
         moving: deque[tuple[ExpertKey, int]] = deque()
@@ -42,7 +44,7 @@ class SwapResidency:
             victims.append(slot)
             if misses:
                 self._swap(misses.popleft(), victims.popleft(), ops, moving)
-        protects = tuple(slot for _, slot in hits)
+        protects = tuple(slot for _, slot in waiting)
         return LayerPlan(layer, tuple(ops), protects, tuple(key.expert for key, _ in hits), (), missing)
 
     def _by_age(self, layer: int, used: Sequence[int]) -> deque[int]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from baselines.mixtral_offloading.lookahead import SpeculativeLoading, likeliest_of
+from baselines.mixtral_offloading.lru_residency import LruResidency
 from baselines.mixtral_offloading.swap_link import SwapLink
 from baselines.mixtral_offloading.swap_residency import SwapResidency
 from harness.system import MemorySpec
@@ -65,7 +66,8 @@ class MixtralOffloading(EngineSystem):
                 residency=lambda cache: SwapResidency(cache, self._spare),
             )
             return build_engine(model, options, budget_bytes=budget, rate_bytes_per_s=rate, replacements=swapping)
-        engine = build_engine(model, options, budget_bytes=budget, rate_bytes_per_s=rate)
+        lru = Replacements(residency=LruResidency)
+        engine = build_engine(model, options, budget_bytes=budget, rate_bytes_per_s=rate, replacements=lru)
         guesses = likeliest_of(config.top_k) if self._likeliest is None else self._likeliest
         if guesses:
             engine.install_hook(SpeculativeLoading(engine.experts.loader, guesses))
