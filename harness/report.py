@@ -22,16 +22,6 @@ from harness import catalogue, claims
 from harness.claim_verdict import Verdict, load
 from harness.report_environment import environment_lines
 from harness.report_tables import Cells, benches, efficiency, failures, reruns, sources, speed, time_by_part
-    Cells,
-    benches,
-    efficiency,
-    environment_lines,
-    failures,
-    reruns,
-    sources,
-    speed,
-    time_by_part,
-)
 
 redraw: Any = importlib.import_module("figures.redraw")
 results: Any = importlib.import_module("figures.results")
