@@ -67,16 +67,16 @@ class Knobs:
 
 KNOBS: Mapping[str, Knobs] = {
     "deepseek_v2_lite": Knobs(
-        topic_lengths=(100, 500), router_common=0.2, router_topics=(0.25, 0.1), router_gain=2.2, expert_gain=0.05,
-        vote_coherence=0.75, vote_decay=0.65,
+        topic_lengths=(100, 500), router_common=0.2, router_topics=(0.28, 0.08), router_gain=2.2, expert_gain=0.05,
+        vote_coherence=0.85, vote_decay=0.5,
     ),
     "qwen15_moe": Knobs(
         topic_lengths=(70, 300), router_common=0.1, router_topics=(0.4, 0.05), expert_gain=0.12, vote_coherence=0.4,
-        vote_decay=0.92,
+        vote_decay=0.94,
     ),
     "phi35_moe": Knobs(
         topic_lengths=(100, 600), router_common=0.25, router_topics=(0.33, 0.17), expert_gain=0.02, vote_coherence=0.4,
-        vote_decay=0.85,
+        vote_decay=0.9,
     ),
 }  # fmt: skip
 _KNOBS_OF_SMALL = {
