@@ -155,6 +155,7 @@ class RunConfig:
     depths: str | None = None
     stop_early: bool = False
     shard: str | None = None
+    warmup_tokens: int | None = None
 
 
 def build(cls: type[T], raw: Mapping[str, Any], where: str, **extra: Any) -> T:

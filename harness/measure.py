@@ -181,7 +181,7 @@ class Measurement:
         seat.worker.load(system.module, options, model, planned.memory, launcher.load_timeout_s)
         loaded, peak = time.monotonic(), seat.begin()
         try:
-            self._generate(seat.worker, planned, [warmup] * planned.memory.batch)
+            self._generate(seat.worker, planned, [warmup] * planned.memory.batch, self.config.warmup_tokens)
         except WorkerFailure as failure:
             raise WorkerFailure(failure.status, f"warm-up: {failure.reason}") from failure
         seat.note()
@@ -191,13 +191,17 @@ class Measurement:
         })  # fmt: skip
 
     def _generate(
-        self, worker: WorkerProcess, planned: PlannedGroup, prompts: Sequence[BenchPrompt]
+        self,
+        worker: WorkerProcess,
+        planned: PlannedGroup,
+        prompts: Sequence[BenchPrompt],
+        new_tokens: int | None = None,
     ) -> list[RequestRecord]:
         requests = [
             Request(
                 request_id=f"{prompt.prompt_id}#{row}",
                 prompt=tuple(prompt.tokens),
-                max_new_tokens=planned.group.setting.new_tokens,
+                max_new_tokens=new_tokens or planned.group.setting.new_tokens,
                 temperature=self.config.temperature,
                 seed=self.config.seed,
                 ignore_eos=True,

@@ -44,6 +44,8 @@ class WorkerProcess:
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), env.get("PYTHONPATH")]))
         if gpu is not None:
             env["CUDA_VISIBLE_DEVICES"] = gpu
+            if python is None:  # blocks that were split while a draft was made would hold on to gigabytes
+                env.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
         if threads is not None:
             env["OMP_NUM_THREADS"] = env["MKL_NUM_THREADS"] = str(threads)
         log.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The order of loads of the improved variant: every miss goes over the least recently used expert that is not needed."""
+"""The order of loads of the improved variant: a miss goes over the least recently used expert that is not needed."""
 
 from __future__ import annotations
 

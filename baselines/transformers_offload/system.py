@@ -22,9 +22,11 @@ from harness.weights_in_memory import is_in_memory
 from specter_core.errors import UserError
 from specter_core.types import Request
 
-CONTEXT_BYTES = 600_000_000  # CUDA context and workspace, kept out of max_memory
+CONTEXT_BYTES = 1_000_000_000  # CUDA context and workspace, kept out of max_memory
 PAD_ID = 0
 FASTEST_EXPERTS = {"cpu": "eager", "cuda": "batched_mm"}  # measured at batch 1
+LEANEST_EXPERTS = "grouped_mm"
+"""batched_mm gathers a copy of the weights of every (token, expert) pair: gigabytes for a prompt of 16 tokens."""
 
 
 class TokenClock(StoppingCriteria):
@@ -40,7 +42,8 @@ class TokenClock(StoppingCriteria):
 
 class TransformersSystem:
     """options: variant offload (under the budget) or resident (everything stays); experts_implementation of
-    transformers 5 (eager | batched_mm | grouped_mm), auto: the fastest at batch 1 on the device."""
+    transformers 5 (eager | batched_mm | grouped_mm), auto: the fastest at batch 1 on the device; under a budget on
+    a GPU grouped_mm, which gathers no copies of weights."""
 
     def __init__(self, variant: str = "offload", experts_implementation: str = "auto") -> None:
         if variant not in ("offload", "resident"):
@@ -116,8 +119,10 @@ class TransformersSystem:
 
     @property
     def _experts(self) -> str:
-        chosen = self.experts_implementation
-        return FASTEST_EXPERTS[self.memory.device] if chosen == "auto" else chosen
+        if self.experts_implementation != "auto":
+            return self.experts_implementation
+        budgeted = self.memory.device == "cuda" and self.variant == "offload" and self.memory.budget_bytes is not None
+        return LEANEST_EXPERTS if budgeted else FASTEST_EXPERTS[self.memory.device]
 
     def _kv_bytes(self) -> int:
         per_token = self.spec.shape.kv_bytes_per_token if self.spec.shape else 0

@@ -13,7 +13,7 @@ from harness.system import MemorySpec, ModelSpec, RequestRecord
 from harness.systems import device_memory
 from harness.systems.probe import RequestProbe
 from harness.weights_in_memory import is_in_memory, open_in_memory
-from specter_core.assembly import LoadedModel, build_engine, open_model
+from specter_core.assembly import LoadedModel, build_engine, fixed_parts, open_model
 from specter_core.engine import SpecterEngine
 from specter_core.errors import UserError
 from specter_core.options import EngineOptions
@@ -44,11 +44,14 @@ class EngineSystem:
             self._model, self._opened = open_weights(wanted), wanted
         if memory.device == "cuda":
             device_memory.tidy()
+            memory = self._within(memory, self._model, options)
             device_memory.cap_allocator(memory.budget_bytes)
         opened = time.monotonic()
         self._engine = self.build(self._model, options, memory)
         parts = ", ".join(f"{name} {size / 1e9:.3f}" for name, size in self._engine.slots.parts.items())
         print(f"weights {opened - start:.1f} s, engine {time.monotonic() - opened:.1f} s; GB: {parts}")
+        if memory.device == "cuda":
+            print(f"loaded: {device_memory.report()}")
 
     def take_over(self, former: object) -> None:
         """Goes on with the weights that another system of this process has loaded; its engine ends."""
@@ -59,6 +62,16 @@ class EngineSystem:
             former._engine = former._model = None
             if self._opened is not None and self._opened.device == "cuda":
                 device_memory.tidy()
+
+    @staticmethod
+    def _within(memory: MemorySpec, model: LoadedModel, options: EngineOptions) -> MemorySpec:
+        """The setting less what loading left in torch's allocator beyond the weights themselves."""
+        if memory.budget_bytes is None:
+            return memory
+        parts = fixed_parts(model, options)
+        extra = device_memory.beyond(parts["shared"] + parts["draft"])
+        print(f"opened: {device_memory.report()}; {extra / 1e9:.3f} GB beyond the weights")
+        return replace(memory, budget_bytes=memory.budget_bytes - extra)
 
     def build(self, model: LoadedModel, options: EngineOptions, memory: MemorySpec) -> SpecterEngine:
         """Slots as the setting says: M where it is given in slots, else what the budget leaves. A draft with KV or

@@ -128,7 +128,15 @@ def configurations(options: argparse.Namespace) -> list[RunConfig]:
         datasets = dict(list(whole.datasets.items())[: options.slow_prompts])
         native = [link for link in whole.links if link.name == "native"]
         found.append(
-            replace(whole, systems=slow, new_tokens=[options.slow_tokens], datasets=datasets, links=native, prompts=1)
+            replace(
+                whole,
+                systems=slow,
+                new_tokens=[options.slow_tokens],
+                datasets=datasets,
+                links=native,
+                prompts=1,
+                warmup_tokens=1,
+            )
         )
     return found
 
