@@ -73,6 +73,7 @@ class SpecterEngine:
         self.analyzer = analyzer
         self.prefetcher = prefetcher
         self.meter = WindowMeter(experts.loader)
+        self._unaccounted: tuple[list[int], WindowStats] | None = None  # useful rows of the last window
         self._kvs: dict[bool, KVCache] = {}  # by whether it is the draft's private one
         self.slots = slots
         self.options = options
@@ -92,6 +93,7 @@ class SpecterEngine:
             raise UserError(
                 f"batch of {len(requests)} requests, the engine takes 1 … {self.options.max_batch}; raise max_batch"
             )
+        self._unaccounted = None
         self._prefill(requests)
         windows = []
         while not self.state.finished:
@@ -99,6 +101,7 @@ class SpecterEngine:
             if on_commit:
                 for b, row in enumerate(self.state.rows):
                     on_commit(b, row.tokens[len(row.request.prompt) :])
+        self._account()
         return GenerationRun(self.state.results(), windows)
 
     def reset_cache(self) -> None:
@@ -163,8 +166,10 @@ class SpecterEngine:
         """K draft steps. At a boundary the ELB is snapshot and one more step enqueued before the host plans."""
         depths = self.state.window_depths(self.depth_policy.depth())
         steps = max(depths)
-        boundary = self.prefetcher.begin_window(max(steps, 0))
+        boundary = 0
         if steps <= 0:
+            self._account()
+            self.prefetcher.begin_window(0)
             self.meter.open_link()
             return Window(depths, torch.empty(len(depths), 0, dtype=torch.int64), None)
         assert self.draft is not None and self.analyzer is not None
@@ -174,6 +179,9 @@ class SpecterEngine:
         for t in range(1, steps + 1):
             with self.trace.span("draft step", token=t):
                 self.draft.step()
+            if t == 1:  # while the device is busy
+                self._account()
+                boundary = self.prefetcher.begin_window(steps)
             if snapshot is not None:
                 boundary = self._plan(snapshot, t, start_ns)
                 snapshot = None
@@ -234,12 +242,20 @@ class SpecterEngine:
     def _count(self, window: Window, verdict: Verdict, committed: list[int], stats: WindowStats) -> None:
         steps = window.steps + 1
         useful = [b * steps + t for b, n in enumerate(committed) for t in range(n)]  # inputs of committed tokens
-        loads = self.prefetcher.end_window(self.experts.routed_by(useful))
+        self._unaccounted = (useful, stats)
         stats.depth = window.steps
         stats.drafted = sum(max(depth, 0) for depth in window.depths)
         stats.tested = sum(verdict.tested)
         stats.accepted = sum(verdict.accepted)
         stats.committed = sum(committed)
+
+    def _account(self) -> None:
+        """What the last window's prefetches were worth: known at its end, counted when the host has time for it."""
+        if self._unaccounted is None:
+            return
+        useful, stats = self._unaccounted
+        self._unaccounted = None
+        loads = self.prefetcher.end_window(self.experts.routed_by(useful))
         stats.chunks = loads.chunks
         stats.prefetch_planned, stats.prefetch_planned_used = loads.planned, loads.planned_used
         stats.prefetch_issued, stats.prefetch_used = loads.issued, loads.used

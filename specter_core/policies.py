@@ -61,8 +61,9 @@ class Residency(Protocol):
     """Which slot each missing expert of a layer gets, and when; see `ResidencyManager`."""
 
     def plan_layer(
-        self, layer: int, needed: Sequence[int], counts: Mapping[int, int] | None = None, late: Sequence[int] = ()
-    ) -> LayerPlan: ...
+        self, layer: int, needed: Sequence[int], counts: Mapping[int, int] | None = None, late: Sequence[int] = (),
+        done: Collection[int] = (),
+    ) -> LayerPlan: ...  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

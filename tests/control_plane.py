@@ -73,6 +73,9 @@ class ManualLink:
         self.submitted.append(transfer)
         return transfer
 
+    def submit_all(self, loads: Sequence[tuple[ExpertKey, int]], priority: Priority) -> list[Transfer]:
+        return [self.submit(key, slot, priority) for key, slot in loads]
+
     def promote(self, transfer: Transfer) -> None:
         self.queue.promote(transfer)
 

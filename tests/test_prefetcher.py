@@ -17,7 +17,7 @@ from specter_core.memory.link import Priority, TransferState
 from specter_core.prefetch.planner import Phase, PrefetchPlanner, Timings
 from specter_core.prefetch.prefetcher import Prefetcher
 from specter_core.types import ExpertKey
-from specter_core.verify.ops import Copy, Gemm, Release
+from specter_core.verify.ops import Adopt, Copy, Gemm, Release
 from specter_core.verify.residency import ResidencyManager
 
 LAYERS, EXPERTS, DEPTH = 3, 7, 6
@@ -128,6 +128,8 @@ class WindowMachine(RuleBasedStateMachine):
                     computed.append(key.expert)
                     cache.touch(key)
                     loader.mark_used(key)
+                case Adopt(slot, victim):
+                    cache.adopt(slot, plan.layer, victim)
                 case Release(slot):
                     cache.release(slot)
                     if slot in cache.staging_slots:

@@ -15,7 +15,7 @@ from specter_core.memory.expert_cache import ExpertCache, SlotState
 from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.memory.link import Priority
 from specter_core.types import ExpertKey
-from specter_core.verify.ops import Copy, Gemm, Release, Source, WaitSlotFree
+from specter_core.verify.ops import Adopt, Copy, Gemm, Release, Source, WaitSlotFree
 from specter_core.verify.residency import LayerPlan, ResidencyManager
 
 EXPERTS = 8
@@ -81,6 +81,8 @@ def run_plan(plan: LayerPlan, world: World, rng: random.Random) -> list[int]:
                 assert cache.lookup(key) == slot and cache.is_protected(slot)
                 cache.touch(key)
                 computed.append(key.expert)
+            case Adopt(slot, victim):
+                cache.adopt(slot, plan.layer, victim)
             case Release(slot):
                 cache.release(slot)
                 if slot in cache.staging_slots:

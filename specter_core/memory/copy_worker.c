@@ -17,6 +17,7 @@
 #define NOT_READY 600
 #define IDLE_SPIN_NS 2000000
 #define SLACK_NS 5000000
+#define RUN_BYTES 256000000
 #define ANCHOR_NS 200000000
 
 enum { QUEUED, ISSUED, DONE, CANCELLED };
@@ -64,6 +65,8 @@ typedef struct {
     int32_t gap_ns[TABLE];
     int64_t interval_count;
     Interval intervals[TABLE];
+    int64_t run_bytes, run_from_ns; /* pieces without a gap between them */
+    double best_rate;               /* bytes per s of a run of RUN_BYTES */
     int64_t arrivals; /* ids of complete transfers so far: a ring of TABLE */
     int64_t arrived_ids[TABLE];
 } Worker;
@@ -124,6 +127,14 @@ static void retire(Worker *w) {
     int64_t end = now_ns(), from = f.issued_ns > w->busy_until_ns ? f.issued_ns : w->busy_until_ns;
     w->oldest = (w->oldest + 1) % w->limit;
     w->flying--;
+    if (f.issued_ns > w->busy_until_ns || w->rate > 0) w->run_bytes = 0, w->run_from_ns = end;
+    else w->run_bytes += f.bytes;
+    if (w->run_bytes >= RUN_BYTES) {
+        double rate = w->run_bytes * 1e9 / (end - w->run_from_ns);
+        if (rate > w->best_rate) w->best_rate = rate;
+        w->run_bytes = 0;
+        w->run_from_ns = end;
+    }
     w->busy_until_ns = w->last_arrival_ns = end;
     w->bytes += f.bytes;
     if (end > from) w->busy_ns += end - from;
@@ -162,6 +173,10 @@ static void *run(void *argument) {
             int status = w->event_query(w->events[w->flights[w->oldest].event]);
             if (status && status != NOT_READY) w->error = status;
             arrived = !status;
+            if (!arrived && w->flying == w->limit && !w->error) { /* nothing to decide: leave the lock to others */
+                for (int i = 0; i < 16; i++) pause_a_little();
+                continue;
+            }
         }
         pthread_mutex_lock(&w->lock);
         if (arrived) retire(w);
@@ -270,6 +285,26 @@ int64_t worker_submit(Worker *w, uint64_t src, uint64_t dst, int64_t bytes, int 
     return id;
 }
 
+/* `count` prefetches of the same size, in this order; returns the first one's id, the others follow. */
+int64_t worker_submit_many(Worker *w, int count, const uint64_t *src, const uint64_t *dst, void **after, int64_t bytes,
+                           int priority) {
+    pthread_mutex_lock(&w->lock);
+    int64_t first = w->next_id, now = now_ns();
+    for (int i = 0; i < count; i++) {
+        int64_t id = w->next_id++;
+        Transfer fresh = {.src = src[i], .dst = dst[i], .bytes = bytes, .order = w->next_order++, .queued_ns = now,
+                          .after = after[i], .priority = priority};
+        *transfer_of(w, id) = fresh;
+        w->issued_as[id % TABLE] = -1;
+        w->states[id % TABLE] = QUEUED;
+        w->waiting_ids[w->waiting++] = id;
+        w->open++;
+    }
+    pthread_cond_signal(&w->work);
+    pthread_mutex_unlock(&w->lock);
+    return first;
+}
+
 /* 1 when there was something left to hasten. */
 int worker_promote(Worker *w, int64_t id) {
     pthread_mutex_lock(&w->lock);
@@ -331,6 +366,9 @@ int worker_drain(Worker *w) {
 }
 
 int worker_error(Worker *w) { return w->error; }
+
+/* Bytes per s of the best run of pieces back to back so far; 0 where the link is paced or was never busy for long. */
+double worker_best_rate(Worker *w) { return w->best_rate; }
 
 int worker_issued(Worker *w, int64_t id) {
     Transfer *t = transfer_of(w, id);

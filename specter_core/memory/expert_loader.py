@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from specter_core.memory.expert_cache import ExpertCache
@@ -47,6 +47,17 @@ class ExpertLoader:
         self._unused[key] = transfer.bytes
         self.counters.loads += 1
         return transfer
+
+    def load_all(self, loads: Sequence[tuple[ExpertKey, int]], priority: Priority) -> list[Transfer]:
+        """Begin several loads, (expert, slot) each; as one `load` after the other."""
+        assert all(self.cache.can_load(key, slot) for key, slot in loads), loads
+        transfers = self.link.submit_all(loads, priority)
+        for transfer in transfers:
+            self.cache.begin_load(transfer.key, transfer.slot)
+            self._open[transfer.key] = transfer
+            self._unused[transfer.key] = transfer.bytes
+        self.counters.loads += len(transfers)
+        return transfers
 
     def is_open(self, key: ExpertKey) -> bool:
         return key in self._open

@@ -91,6 +91,10 @@ class Link(Protocol):
 
     def submit(self, key: ExpertKey, slot: int, priority: Priority) -> Transfer: ...
 
+    def submit_all(self, loads: Sequence[tuple[ExpertKey, int]], priority: Priority) -> list[Transfer]:
+        """Several at once, (expert, slot) each, in this order."""
+        ...
+
     def promote(self, transfer: Transfer) -> None:
         """PREFETCH -> DEMAND for what has not been sent yet; no effect on a demand or a finished transfer."""
         ...

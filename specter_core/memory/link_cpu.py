@@ -66,6 +66,9 @@ class CpuLink:
         self._queue.submit(transfer)
         return transfer
 
+    def submit_all(self, loads: Sequence[tuple[ExpertKey, int]], priority: Priority) -> list[Transfer]:
+        return [self.submit(key, slot, priority) for key, slot in loads]
+
     def promote(self, transfer: Transfer) -> None:
         self.counters.promoted += self._queue.promote(transfer)
 

@@ -158,11 +158,12 @@ class Prefetcher:
         for key in plan.cancelled:
             self._cancelled += self.loader.cancel(key)
         self._planned.difference_update(plan.cancelled)
-        for load in plan.loads:
-            if self.loader.cache.can_load(load.key, load.slot):
-                self._submitted.append(self.loader.load(load.key, load.slot, Priority.PREFETCH))
-                self._planned.add(load.key)
-        self.loader.reorder(plan.order)
+        cache = self.loader.cache
+        loads = [(load.key, load.slot) for load in plan.loads if cache.can_load(load.key, load.slot)]
+        self._submitted += self.loader.load_all(loads, Priority.PREFETCH)
+        self._planned.update(key for key, _ in loads)
+        if plan.kept:
+            self.loader.reorder(plan.order)
 
     def _stage(self, layer: int) -> None:
         """Free staging slots take counted experts of `layer` that are nowhere, the least counted first: these would

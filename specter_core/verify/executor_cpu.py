@@ -15,7 +15,7 @@ from specter_core.memory.link import Priority
 from specter_core.memory.payload import ExpertViews, PayloadLayout
 from specter_core.memory.slot_buffer import SlotBuffer
 from specter_core.types import ExpertKey
-from specter_core.verify.ops import Copy, Gemm, Op, Release, Source, WaitSlotFree
+from specter_core.verify.ops import Adopt, Copy, Gemm, Op, Release, Source, WaitSlotFree
 from specter_core.verify.residency import LayerPlan
 
 ExpertFfn = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -83,6 +83,8 @@ class CpuLayerExecutor:
                     self._cache.protect(slot)
                 case Gemm():
                     self._compute(op, routed.pop(op.key.expert), normed, flat_out, ids.shape[1], timing)
+                case Adopt(slot, victim):
+                    self._cache.adopt(slot, plan.layer, victim)
                 case Release(slot):
                     self._release(slot)
         assert not routed, f"layer {plan.layer}: experts {sorted(routed)} were routed to but not planned"

@@ -26,7 +26,7 @@ from specter_core.verify.kernels.group_rows import group_rows
 from specter_core.verify.kernels.grouped_ffn import grouped_ffn
 from specter_core.verify.kernels.host_io import admit_list, admit_table
 from specter_core.verify.kernels.nested_ffn import ResidentCodes, nested_ffn
-from specter_core.verify.ops import Copy, Gemm, Release, Source, WaitSlotFree
+from specter_core.verify.ops import Adopt, Copy, Gemm, Release, Source, WaitSlotFree
 from specter_core.verify.residency import LayerPlan
 
 _LISTS = 512
@@ -176,6 +176,8 @@ class CudaLayerExecutor:
                     self._loader.mark_used(key)
                     if key.expert not in computed:
                         group.append((key.expert, slot))
+                case Adopt(slot, victim):
+                    self._cache.adopt(slot, plan.layer, victim)
                 case Release(slot):
                     self._cache.release(slot)
                     if slot in self._cache.staging_slots and not self._cache.is_protected(slot):

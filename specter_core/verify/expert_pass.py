@@ -81,7 +81,7 @@ class ExpertPass:
     ) -> None:
         """All that follows the router's choice ids [R, k] int64, on the CPU: counts, residency plans, execution.
 
-        computed: resident experts that the device has computed already; a plan still lists them.
+        computed: resident experts that the device computes if they are needed; a plan has no ops for them.
         """
         self.routes.append((layer, ids))
         counts = _rows_per_expert(ids)
@@ -93,9 +93,11 @@ class ExpertPass:
             self.hook.before_plan(layer, counts)
         if counts and all(expert in computed for expert in counts):
             with self.trace.span(f"experts {layer}", hits=len(counts), late=0, misses=0):
-                self._count_uses(layer, counts)
+                self._count_uses(layer, counts, counts)
         elif self.order == "expertwise":
-            self._execute(layer, counts, late, None, stats, execute)
+            done = [expert for expert in counts if expert in computed]
+            self._count_uses(layer, counts, done)
+            self._execute(layer, counts, late, None, stats, execute, done)
         else:
             for rows in self._groups(ids.shape[0]):
                 own = _rows_per_expert(ids[rows])
@@ -127,10 +129,11 @@ class ExpertPass:
         rows: list[int] | None,
         stats: WindowStats,
         execute: Execute,
+        done: Collection[int] = (),
     ) -> None:
         if not counts:
             return
-        plan = self.residency.plan_layer(layer, list(counts), counts, late)
+        plan = self.residency.plan_layer(layer, list(counts), counts, late, done)
         with self.trace.span(f"experts {layer}", hits=len(plan.hits), late=len(plan.late), misses=len(plan.misses)):
             timing = execute(plan, rows)
         for cause, stall_ns in timing.stall_ns.items():
@@ -143,9 +146,9 @@ class ExpertPass:
         half = -(-self._batch // 2) * (rows // self._batch)
         return [part for part in (list(range(half)), list(range(half, rows))) if part]
 
-    def _count_uses(self, layer: int, counts: dict[int, int]) -> None:
-        """Nothing is left to compute or to load: only the uses are noted, the least valuable first."""
-        for expert in sorted(counts, key=lambda e: (counts[e], e)):
+    def _count_uses(self, layer: int, counts: dict[int, int], done: Collection[int]) -> None:
+        """Of experts that are computed already only the uses are noted, the least valuable first."""
+        for expert in sorted(done, key=lambda e: (counts[e], e)):
             self.cache.touch(ExpertKey(layer, expert))
             self.loader.mark_used(ExpertKey(layer, expert))
 

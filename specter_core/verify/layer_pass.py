@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from specter_core.memory.expert_cache import CacheView, SlotState
 from specter_core.types import ExpertKey
-from specter_core.verify.ops import Copy, Gemm, Op, Release, Source, WaitSlotFree
+from specter_core.verify.ops import Adopt, Copy, Gemm, Op, Release, Source, WaitSlotFree
 
 Worth = Callable[[int, int, int], tuple[float, ...]]
 """(expert, rows routed to it in this pass, recency) -> what keeping it is worth."""
@@ -19,7 +19,8 @@ class Needs:
     """Needed experts of a layer.
 
     rows: rows routed to each. hits: resident; loading: in order of arrival; absent: the rest. late: those
-    whose load was under way when the router spoke (some may be absent again). slot_of: of hits and loading.
+    whose load was under way when the router spoke (some may be absent again). slot_of: of hits and loading. done: hits
+    that are computed already.
     """
 
     layer: int
@@ -29,6 +30,7 @@ class Needs:
     absent: list[int]
     late: frozenset[int]
     slot_of: Mapping[int, int]
+    done: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True)
@@ -72,7 +74,8 @@ class LayerPass:
         self._staging = [s for s in self._slots if s.staging]
         self._keep = self._worth_keeping(len(cache.layer_slots(needs.layer)))
         self._pending = [e for e in order if e in needs.absent]
-        self._queue = [e for e in order if not hit_first or e not in needs.absent]  # to compute, in this order
+        waiting = [e for e in order if e not in needs.done]
+        self._queue = [e for e in waiting if not hit_first or e not in needs.absent]  # to compute, in this order
         self._outstanding = len(needs.loading)  # loads whose expert is not computed yet
 
     def walk(self) -> Iterator[Op]:
@@ -98,9 +101,13 @@ class LayerPass:
         needs = self._needs
         if not self._hit_first:
             return sorted(needs.rows)
-        hits = sorted(needs.hits, key=lambda e: (worth(e, needs.rows[e], cache.recency(needs.slot_of[e])), e))
+        hits = sorted(needs.hits, key=lambda e: (worth(e, needs.rows[e], self._recency(cache, e)), e))
         absent = sorted(needs.absent, key=lambda e: (worth(e, needs.rows[e], 0), e))
         return hits + needs.loading + absent
+
+    def _recency(self, cache: CacheView, expert: int) -> int:
+        slot = self._needs.slot_of.get(expert)
+        return 0 if slot is None else cache.recency(slot)
 
     def _survey(self, cache: CacheView, worth: Worth) -> list[_Slot]:
         layer, slots = self._needs.layer, []
@@ -108,7 +115,9 @@ class LayerPass:
             key, state = cache.key(number), cache.state(number)
             expert = None if key is None or key.layer != layer else key.expert
             slot = _Slot(number, number in cache.staging_slots, expert, (), available=True)
-            if expert in self._needs.slot_of and expert is not None:
+            if expert is not None and expert in self._needs.done:
+                slot.value = self._value[expert]
+            elif expert is not None and expert in self._needs.slot_of:
                 slot.value, slot.available = self._value[expert], False
                 self._slot_of[expert] = slot
                 self.protects.append(number)
@@ -174,6 +183,18 @@ class LayerPass:
             self._give_up(slot.expert, slot)
         self._copy(expert, slot)
 
+    def _adopt(self, staged: _Slot) -> None:
+        """An expert worth keeping has come through a staging slot: that slot changes places with the least valuable."""
+        spare = [s for s in self._own if s.available and s.expert not in self._keep]
+        victim = min(spare, key=lambda s: s.rank, default=None)
+        if victim is None:
+            return
+        self._ops.append(Adopt(staged.slot, victim.slot))
+        staged.staging, victim.staging = False, True
+        victim.expert, victim.value = None, ()
+        self._own[self._own.index(victim)] = staged
+        self._staging[self._staging.index(staged)] = victim
+
     def _give_up(self, expert: int, slot: _Slot) -> None:
         del self._slot_of[expert]
         self.protects.remove(slot.slot)
@@ -195,6 +216,8 @@ class LayerPass:
     def _compute(self, expert: int) -> None:
         slot, source = self._slot_of[expert], self._source[expert]
         self._ops.append(Gemm(ExpertKey(self._needs.layer, expert), slot.slot, source))
+        if slot.staging and expert in self._keep:
+            self._adopt(slot)
         self._ops.append(Release(slot.slot))
         slot.available = True
         self._outstanding -= source is not Source.HIT

@@ -47,13 +47,23 @@ class Gemm:
 
 
 @dataclass(frozen=True, slots=True)
+class Adopt:
+    """The staging slot `slot` joins the layer with its expert; the layer's `victim`, no longer worth keeping, becomes
+    an empty staging slot. No byte moves.
+    """
+
+    slot: int
+    victim: int
+
+
+@dataclass(frozen=True, slots=True)
 class Release:
     """All rows of the slot's expert are computed: unprotect it (a staging slot is emptied too)."""
 
     slot: int
 
 
-Op: TypeAlias = WaitSlotFree | Copy | Gemm | Release
+Op: TypeAlias = WaitSlotFree | Copy | Gemm | Adopt | Release
 
 
 class OpList(Sequence[Op]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from specter_core.memory.eviction import EvictionPolicy, count_then_recency
@@ -21,7 +21,7 @@ class LayerPlan:
     spoke.
 
     protects: slots of needed experts that are resident or loading; the executor protects them before the
-    first op. Each needed expert has exactly one Gemm, followed by its Release.
+    first op. Each needed expert has exactly one Gemm, followed by its Release, unless it was done before.
     """
 
     layer: int
@@ -63,17 +63,19 @@ class ResidencyManager:
         needed: Sequence[int],
         counts: Mapping[int, int] | None = None,
         late: Sequence[int] = (),
+        done: Collection[int] = (),
     ) -> LayerPlan:
         """Plan the pass of `layer` over its `needed` experts (distinct, ascending).
 
         counts: rows routed to each (default 1). late: experts whose load was queued or issued when the
-        router spoke, in order of arrival (`Prefetcher.before_layer`). The result depends on these and the
+        router spoke, in order of arrival (`Prefetcher.before_layer`). done: hits that are computed and
+        noted as used already, so that their slots are free for others. The result depends on these and the
         cache's state alone, never on a clock. For token-wise order call it once per token, each time after
         the last plan has run.
         """
         assert list(needed) == sorted(set(needed)), f"needed experts must be distinct and ascending: {needed}"
         rows = {expert: 1 if counts is None else counts[expert] for expert in needed}
-        needs = self._classify(layer, rows, late)
+        needs = self._classify(layer, rows, late, done)
         walk = LayerPass(self._cache, needs, self._worth(layer), self._hit_first, self._lookahead)
         ops = OpList(walk.walk())
         if not self._hit_first:
@@ -95,12 +97,17 @@ class ResidencyManager:
         rates = self._history.rate[layer].tolist()
         return lambda expert, rows, recency: (rates[expert], recency)
 
-    def _classify(self, layer: int, rows: Mapping[int, int], late: Sequence[int]) -> Needs:
+    def _classify(
+        self, layer: int, rows: Mapping[int, int], late: Sequence[int], done: Collection[int]
+    ) -> Needs:
         hits: list[int] = []
         loading: list[int] = []
         absent: list[int] = []
         slot_of: dict[int, int] = {}
         for expert in rows:
+            if expert in done:
+                hits.append(expert)
+                continue
             slot = self._cache.lookup(ExpertKey(layer, expert))
             if slot is None:
                 absent.append(expert)
@@ -109,4 +116,4 @@ class ResidencyManager:
             (loading if self._cache.state(slot) is SlotState.LOADING else hits).append(expert)
         arrival = {expert: i for i, expert in enumerate(late)}
         loading.sort(key=lambda e: (arrival.get(e, len(arrival)), slot_of[e]))
-        return Needs(layer, rows, hits, loading, absent, frozenset(late), slot_of)
+        return Needs(layer, rows, hits, loading, absent, frozenset(late), slot_of, frozenset(done))
