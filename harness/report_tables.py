@@ -23,6 +23,17 @@ MADE_BY = {
 }
 
 
+REFERENCE_MINUTES = {
+    "main": 6,
+    "depth": 31,
+    "prefix": 8,
+    "baselines": 13,
+    "batch": 16,
+    "routing": 2,
+    "ablation": 17,
+    "memory": 22,
+}
+"""What `python run.py plan sweep=NAME` estimates for the reference models on two cores."""
 PARTS = {
     "tpot_ms": "ms per token",
     "draft_ms": "draft",
@@ -166,7 +177,7 @@ def failures(rows: pd.DataFrame) -> Cells | None:
 def reruns(found: Any, models: pd.DataFrame) -> Cells:
     """One line per sweep of conf/sweep and per bench. Minutes: of timings.csv where it has the sweep, else the summed
     generation time of this folder's rows of it (loading not included). GiB: 16-bit weights of the largest model in
-    them, which host memory and disk hold."""
+    them, which host memory and disk hold. A sweep without rows has the reference models' estimate."""
     names = catalogue.names("sweep")
     sizes = models.set_index("model")["model_bytes"] / 2**30
     timings = found.tables["timings"]
@@ -180,6 +191,9 @@ def reruns(found: Any, models: pd.DataFrame) -> Cells:
         own = pd.concat(rows) if rows else pd.DataFrame()
         timed = timings[timings["sweep"] == name]["minutes"]
         minutes = f"{timed.mean():.3g}" if len(timed) else _generation_minutes(own)
+        if not minutes:
+            known = REFERENCE_MINUTES.get(name)
+            minutes = f"about {known} (reference models, two cores)" if known else "a few, on a GPU"
         gib = "" if own.empty else f"{sizes.reindex(own['model'].unique()).max():.3g}"
         command = catalogue.headline("sweep", name).split("        ")[0]
         body.append([name, MADE_BY.get(name, ""), command, minutes, gib])
