@@ -14,6 +14,7 @@ from specter_core.options import EngineOptions
 from specter_core.types import Request
 
 SHAPE = {"hidden": 256, "width": 256, "layers": 5, "experts": 16, "vocab": 6000, "topic_dims": 16}
+OWN = {"small_qwen2_moe": {"experts": 60, "layers": 8, "width": 128}}  # the routing of Qwen1.5-MoE: 4 of 60
 SMALL = ("small_deepseek_v2", "small_qwen2_moe", "small_phimoe")
 
 
@@ -22,7 +23,7 @@ def found():
     torch.set_num_threads(1)
     made = {}
     for name in SMALL:
-        spec = spec_for(name, **SHAPE)
+        spec = spec_for(name, **SHAPE | OWN.get(name, {}))
         made[name] = behaviour(spec, "cpu", walk(spec, 2, 110), slots=(2, 4, 8), noises=(1.0, 2.5))
     return made
 
@@ -39,7 +40,7 @@ def test_a_noisier_draft_is_accepted_less(found, name):
 
 
 def test_draft_and_target_routers_disagree_about_as_often_as_published_for_qwen(found):
-    assert 0.85 <= found["small_qwen2_moe"].set_agreement <= 0.97
+    assert 0.87 <= found["small_qwen2_moe"].set_agreement <= 0.95  # published: 0.91
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -49,7 +50,7 @@ def test_every_greedy_token_is_a_candidate_successor_and_no_class_wins_always(fo
 
 @pytest.mark.parametrize("name", SMALL)
 def test_consecutive_tokens_share_experts_more_often_than_by_chance_but_not_all(found, name):
-    config = spec_for(name, **SHAPE).model_config
+    config = spec_for(name, **SHAPE | OWN.get(name, {})).model_config
     assert config.top_k / config.num_experts < found[name].reuse < 0.7
 
 
