@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,6 +10,9 @@ import pandas as pd
 
 from harness import catalogue
 from harness.summary import summarise
+
+redraw: Any = importlib.import_module("figures.redraw")
+sweeps: Any = importlib.import_module("figures.sweeps")
 
 MADE_BY = {
     "main": "figure 14",
@@ -183,12 +187,7 @@ def reruns(found: Any, models: pd.DataFrame) -> Cells:
     timings = found.tables["timings"]
     body = []
     for name in names:
-        rows = [
-            r
-            for folder, r in found.records.items()
-            if folder.startswith(name) or folder.split("/")[-1].startswith(name)
-        ]
-        own = pd.concat(rows) if rows else pd.DataFrame()
+        own = redraw.gather(found, name) if name in sweeps.SWEEPS else pd.DataFrame()
         timed = timings[timings["sweep"] == name]["minutes"]
         minutes = f"{timed.mean():.3g}" if len(timed) else _generation_minutes(own)
         if not minutes:
