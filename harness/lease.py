@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 from harness import gpu_guard
@@ -55,11 +56,14 @@ def run_model(
         notice(f"{time.monotonic() - start:6.1f} s, {until - time.monotonic():5.0f} left: {spec.name}, {what}")
 
     first = parts[0].measurement
-    with store(spec, first.config.threads) as filled:
-        note("host store filled")
-        wanted: dict[Any, BenchPrompt] = {}
-        for part in sorted(parts, key=lambda p: -max(p.measurement.config.new_tokens)):
-            wanted |= missing_reference(first.reference, spec, part.groups)
+    wanted: dict[Any, BenchPrompt] = {}
+    for part in parts:
+        wanted |= missing_reference(first.reference, spec, part.groups)
+    with ExitStack() as stack:
+        filled = spec
+        if wanted or any(g.group.system.needs_store for p in parts for g in p.groups):
+            filled = stack.enter_context(store(spec, first.config.threads))
+            note("host store filled")
         if wanted:
             log = first.logs / f"{spec.name}-reference.log"
             fill_reference(first, reference, filled, wanted, device=device, log=log)
