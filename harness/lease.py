@@ -73,9 +73,10 @@ def run_model(
 
 
 def by_system(groups: Sequence[PlannedGroup], seed: int) -> list[list[PlannedGroup]]:
-    """Groups of a model by system, the systems in a seeded random order, the cells of each in theirs."""
+    """Groups of a model by system, the systems in a seeded random order, the cells of each by variant (weights in
+    another encoding are loaded once), then in theirs."""
     found: dict[str, list[PlannedGroup]] = {}
-    for group in groups:
+    for group in sorted(groups, key=lambda g: g.group.system.variant):
         found.setdefault(group.group.system.name, []).append(group)
     order = list(found.values())
     random.Random(f"{seed} {groups[0].model.name}").shuffle(order)
