@@ -67,7 +67,7 @@ class Knobs:
 
 KNOBS: Mapping[str, Knobs] = {
     "deepseek_v2_lite": Knobs(
-        topic_lengths=(100, 500), router_common=0.2, router_topics=(0.28, 0.08), router_gain=2.2, expert_gain=0.05,
+        topic_lengths=(100, 500), router_common=0.22, router_topics=(0.35, 0.03), router_gain=2.2, expert_gain=0.05,
         vote_coherence=0.85, vote_decay=0.5,
     ),
     "qwen15_moe": Knobs(
