@@ -15,6 +15,13 @@ from specter_core.memory.pin_limit import PinLimit
 DRIVER = "libcuda.so.1"
 
 
+def compact_allocator() -> None:
+    """Before the first tensor: what loading a model takes in passing can be given back page by page, and does not stay
+    as holes in half-used segments, which a budget would have to pay for.
+    """
+    torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+
+
 class DeviceEvent(Protocol):
     def record(self) -> None:
         """Behind everything on the compute stream so far."""

@@ -14,6 +14,7 @@ from specter_core.memory.eviction import EvictionPolicy, count_then_recency, lru
 from specter_core.memory.expert_cache import ExpertCache, SlotState
 from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.memory.link import Priority
+from specter_core.prefetch.need_history import NeedHistory
 from specter_core.types import ExpertKey
 from specter_core.verify.ops import Adopt, Copy, Gemm, Release, Source, WaitSlotFree
 from specter_core.verify.residency import LayerPlan, ResidencyManager
@@ -312,3 +313,33 @@ def test_policies_are_interchangeable_functions():
 def test_needed_experts_must_be_distinct_and_ascending(needed):
     with pytest.raises(AssertionError):
         ResidencyManager(ExpertCache([2])).plan_layer(0, needed)
+
+
+@settings(max_examples=300, deadline=None)
+@given(case=cases, history=st.booleans(), delays=st.integers(0, 10**6))
+def test_hits_that_are_computed_already_need_no_op_and_may_be_overwritten(case, history, delays):
+    world, needed, rng = settled(case), case["needed"], random.Random(delays)
+    cache, rates = world.cache, NeedHistory(2, EXPERTS, 2)
+    rates.observe(0, needed)
+    held = [key.expert for key in cache.residents(0)]
+    done = [e for e in needed if e in held and rng.random() < 0.7]
+    manager = ResidencyManager(cache, hit_first=case["hit_first"], history=rates if history else None)
+    plan = manager.plan_layer(0, sorted(needed), needed, (), done)
+    computed = run_plan(plan, world, rng)
+    assert sorted(computed) == sorted(set(needed) - set(done))
+    assert sorted(plan.hits) == sorted(e for e in needed if e in held)
+    assert not {op.slot for op in plan.ops if isinstance(op, Gemm) and op.key.expert in done}
+
+
+def test_a_staged_expert_worth_keeping_changes_places_with_the_least_valuable():
+    cache, link = ExpertCache([2], staging=1), ManualLink(1024)
+    world = World(cache, link, ExpertLoader(cache, link))
+    for expert, slot in ((0, 0), (1, 1), (2, 2)):
+        world.loader.load(ExpertKey(0, expert), slot, Priority.PREFETCH)
+    world.loader.drain()
+    plan = ResidencyManager(cache).plan_layer(0, [0, 2], {0: 1, 2: 5})
+    assert Adopt(slot=2, victim=1) in plan.ops
+    assert run_plan(plan, world, random.Random(0)) == [0, 2]
+    assert {key.expert for key in cache.residents(0)} == {0, 2} and list(cache.staging_slots) == [1]
+    plan = ResidencyManager(cache).plan_layer(0, [0, 2], {0: 1, 2: 5})
+    assert not any(isinstance(op, Adopt) for op in plan.ops)

@@ -2,8 +2,10 @@
 
 Per budget: exactness against the plain target (K = 0, every expert resident) by tokens, bits of the logits and of the
 committed KV; then per window draft and verify ms, bytes moved and used, use of the link from b_1 on, the bound, and
-what a demand-only LRU with the same slots would have moved. Prints ceilings first; the last line is one JSON object.
-Writes window_MODEL.csv (one row per window) and window_MODEL_summary.csv to $OUT (or outputs/).
+what a demand-only LRU with the same slots would have moved; the device's memory, its growth and the budget.
+Prints ceilings first; the last line is one JSON object. Writes window_MODEL.csv (one row per window),
+window_MODEL_summary.csv and window_MODEL_aims.csv to $OUT (or outputs/); SPECTER_GIT_COMMIT names the commit where
+there is no git.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from harness.device_meter import DeviceMeter
 from scripts.gpu.bench_draft import hbm_ceiling_tb_per_s, kernel_shares, step_bytes, time_steps
 from scripts.gpu.random_weights import random_model
 from specter_core.assembly import LoadedModel, build_engine
@@ -41,6 +44,24 @@ ROOT = Path(__file__).resolve().parents[2]
 BUDGETS_GB = {"deepseek_v2_lite": (24.0, 18.0), "qwen1.5_moe": (20.0, 16.0)}
 DEPTHS = {"deepseek_v2_lite": 16, "qwen1.5_moe": 8}
 PROMPT_TOKENS = 96
+GROWTH_WINDOWS = 200
+COMPARED: dict[str, dict[str, Any]] = {
+    "top-M by count": {
+        "planning": "top_m", "eviction": "count_then_recency", "stage_ahead": False, "staging_slots": 2,
+        "initial_chunk_tokens": 2,
+    },
+    "b_1 = 1": {"initial_chunk_tokens": 1},
+    "not staged": {"stage_ahead": False},
+}  # fmt: skip
+TARGETS = {
+    "window over bound": ("window over (cold start + bound)", "ratio", 1.15, -1),
+    "bytes used over moved": ("bytes used over moved", "share", 0.8, 1),
+    "moved over demand-only LRU": ("bytes moved over demand-only LRU", "ratio", 1.0, -1),
+    "link use from b_1 to the end": ("link use from b_1 to the end of verification", "share", 0.9, 1),
+    "device memory grown": (f"device memory grown over {GROWTH_WINDOWS} windows", "MB", 0.0, -1),
+    "peak over budget": ("peak device bytes over budget", "ratio", 1.0, -1),
+}
+"""Row of the summary -> aim, unit, target, whether more (1) or less (-1) is better."""
 
 
 class Bits:
@@ -91,11 +112,17 @@ def lru_loads(passes: Iterable[Sequence[tuple[int, Tensor]]], slots: Sequence[in
 
 
 class Bench:
-    def __init__(self, name: str, model: LoadedModel, depth: int, tokens: int) -> None:
+    def __init__(
+        self, name: str, model: LoadedModel, depth: int, tokens: int, meter: DeviceMeter, compared: Sequence[str],
+        growth: bool,
+    ) -> None:  # fmt: skip
+        self.meter, self.compared, self.growth = meter, compared, growth
         self.name, self.model, self.depth, self.tokens = name, model, depth, tokens
         self.vocab = model.decoder.config.vocab_size
         self.options = EngineOptions(depth=depth, context_tokens=PROMPT_TOKENS + tokens + 32)
         self.started = time.perf_counter()
+        self.expected: list[int] = []
+        self.first_tokens: list[int] = []
         self.summary: list[dict[str, Any]] = []
         self.rows: list[dict[str, Any]] = []
 
@@ -143,8 +170,12 @@ class Bench:
         where = f"{budget_gb:g} GB"
         print(f"-- {where} at {time.perf_counter() - self.started:.0f} s", flush=True)
         with build_engine(self.model, self.options, budget_bytes=round(budget_gb * 1e9)) as engine:
+            self.meter.lap()
             plan = engine.slots
             self.row(where, "slots per layer", plan.mean_slots, "", f"staging {plan.staging}")
+            if not self.expected:
+                self._measure_quickly(where, engine, budget_gb)
+                return
             bits = Bits(engine)
             result = engine.generate([request(1, self.tokens, self.vocab)]).results[0]
             wrong = sum(a != b for a, b in zip(result.tokens, self.expected, strict=True))
@@ -155,15 +186,60 @@ class Bench:
             kv = zip(committed_kv(engine, self.expected_kv[0].shape[0]), self.expected_kv, strict=True)
             self.row(where, "KV entries with other bits", sum(int((a != b).sum()) for a, b in kv), "")
             engine.target.decode = bits._decode  # type: ignore[method-assign]
-            before = torch.cuda.memory_allocated()
             self._measure(where, engine)
-            grown = torch.cuda.memory_allocated() - before
-            self.row(where, "device memory grown over the measured windows", grown / 1e6, "MB")
-            free, total = torch.cuda.mem_get_info()
-            self.row(where, "device memory in use by everything", (total - free) / 1e9, "GB")
+            self._memory(where, engine, budget_gb)
             self._profile(engine)
         del engine, bits
         self._clear()
+        for name in self.compared:
+            switches = COMPARED[name]
+            own = replace(self.options, **switches)
+            with build_engine(self.model, own, budget_bytes=round(budget_gb * 1e9)) as engine:
+                engine.generate([request(1, 64, self.vocab)])
+                self._measure(f"{where} {name}", engine)
+            del engine
+            self._clear()
+
+    def _measure_quickly(self, where: str, engine: SpecterEngine, budget_gb: float) -> None:
+        """No resident target to compare with: budgets are compared with each other, by tokens."""
+        tokens = engine.generate([request(1, 64, self.vocab)]).results[0].tokens
+        self._measure(where, engine)
+        self._memory(where, engine, budget_gb)
+        self.first_tokens = self.first_tokens or tokens
+        wrong = sum(a != b for a, b in zip(tokens, self.first_tokens, strict=True))
+        self.row(where, "token mismatches with the first budget", wrong, "", f"of {len(tokens)}")
+
+    def _memory(self, where: str, engine: SpecterEngine, budget_gb: float) -> None:
+        """The device's memory: growth over many windows, and its peak against the budget."""
+        free, total = torch.cuda.mem_get_info()
+        reserved, allocated = torch.cuda.memory_reserved(), torch.cuda.memory_allocated()
+        self.row(where, "memory beyond the allocator (context, modules, graphs)", (total - free - reserved) / 1e6, "MB",
+                 f"allocator: {allocated / 1e6:.0f} of {reserved / 1e6:.0f} MB in use, planned"
+                 f" {(engine.slots.total - engine.slots.parts.get('context', 0)) / 1e6:.0f}")  # fmt: skip
+        windows, seed = 0, 20
+        while self.growth and windows < GROWTH_WINDOWS:
+            windows += len(engine.generate([request(seed, self.tokens, self.vocab)]).windows)
+            seed += 1
+        after, _ = torch.cuda.mem_get_info()
+        if self.growth:
+            self.row(where, "device memory grown", (free - after) / 1e6, "MB", f"over {windows} windows")
+        found = self.meter.lap()
+        peak = found.peak_bytes if found.peak_bytes is not None else total - after
+        how = f"NVML, {found.samples} samples" if found.peak_bytes is not None else f"at the end; {found.status}"
+        self.row(where, "peak device memory", peak / 1e9, "GB", how)
+        self.row(where, "peak over budget", peak / (budget_gb * 1e9), "ratio")
+
+    def aims(self) -> list[dict[str, Any]]:
+        commit, found = os.environ.get("SPECTER_GIT_COMMIT", ""), []
+        for row in self.summary:
+            if row["what"] not in TARGETS or not row["where"].endswith("GB"):
+                continue
+            aim, unit, target, better = TARGETS[row["what"]]
+            met = row["value"] >= target if better > 0 else row["value"] <= target
+            name = f"{aim}, {self.name}, {row['where']}"
+            found.append({"aim": name, "value": row["value"], "unit": unit, "target": target, "met": met,
+                          "git_commit": commit})  # fmt: skip
+        return found
 
     def _clear(self) -> None:
         gc.collect()
@@ -171,13 +247,27 @@ class Bench:
 
     def _measure(self, where: str, engine: SpecterEngine) -> None:
         routes: list[list[tuple[int, Tensor]]] = []
+        link = engine.experts.loader.link
+        verify, drafted_mb, marks = engine._verify, [], []
+
+        def watched(window: Any, stats: WindowStats) -> Tensor:
+            drafted_mb.append(link.counters.bytes / 1e6)
+            marks.append(time.perf_counter())
+            logits = verify(window, stats)
+            marks.append(time.perf_counter())
+            drafted_mb.append(link.counters.bytes / 1e6)
+            return logits
+
+        engine._verify = watched  # type: ignore[method-assign]
         windows_before = time.perf_counter()
         run = engine.generate(
             [request(3, min(192, self.tokens), self.vocab)],
             on_commit=lambda *_: routes.append(list(engine.experts.routes)),
         )
         elapsed = time.perf_counter() - windows_before
-        entry, rate = engine.experts.loader.link.entry_bytes, engine.experts.loader.link.rate_bytes_per_s
+        engine._verify = verify  # type: ignore[method-assign]
+        between_ms = [(b - a) * 1e3 for a, b in zip(marks[1::2], marks[2::2], strict=False)]  # commit + draft
+        entry, rate = link.entry_bytes, link.rate_bytes_per_s
         loads = lru_loads(routes, engine.slots.slots_per_layer)
         cold_ms = min(self.options.initial_chunk_tokens, self.depth) * self.step_ms
         rows = []
@@ -196,6 +286,9 @@ class Bench:
                 "needed_ms": needed_ms, "compute_ms": compute_ms, "bound_ms": bound,
                 "over_bound": (w.draft_ms + w.verify_ms) / bound, "stall_ms": sum(w.stall_ms.values()),
                 "prefetched": w.prefetch_issued, "prefetch_used": w.prefetch_used,
+                "under_draft_mb": drafted_mb[2 * i] - drafted_mb[2 * i - 1],
+                "under_verify_mb": drafted_mb[2 * i + 1] - drafted_mb[2 * i], "between_ms": between_ms[i - 1],
+                "absent": w.absent, "absent_planned": w.absent_planned, "router_wait_ms": w.router_wait_ms,
             })  # fmt: skip
         self.rows += rows
 
@@ -219,6 +312,13 @@ class Bench:
         self.row(where, "bound: cold start + max(needed, compute)", median("bound_ms"), "ms",
                  f"needed {median('needed_ms'):.1f}, compute {median('compute_ms'):.1f}")  # fmt: skip
         self.row(where, "window over bound", median("over_bound"), "ratio")
+        verify_use = statistics.median(r["under_verify_mb"] * 1e6 / rate / r["verify_ms"] * 1e3 for r in rows)
+        self.row(where, "link use under verification", verify_use, "share",
+                 f"{median('under_verify_mb') / entry * 1e6:.0f} experts; under the draft"
+                 f" {median('under_draft_mb') / entry * 1e6:.0f}; chunks {median('chunks'):g}")  # fmt: skip
+        self.row(where, "from one verification to the next", median("between_ms"), "ms",
+                 f"absent at b_1 {median('absent'):g}, planned {median('absent_planned'):g}; waited for routers"
+                 f" {median('router_wait_ms'):.1f} ms")  # fmt: skip
 
     def _fill(self, engine: SpecterEngine) -> float:
         """Every expert into its slot; returns the TTFT of a first, cold request, ms."""
@@ -275,16 +375,30 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=512, help="new tokens of the exactness run")
     parser.add_argument("--branch", type=float, default=0.3, help="size of what layers add; smaller: more acceptance")
     parser.add_argument("--encoding", choices=ENCODINGS, default="plain", help="of the experts in host store and slots")
+    parser.add_argument("--compare", nargs="*", choices=tuple(COMPARED), default=(), help="switches to measure beside")
+    parser.add_argument(
+        "--quick", nargs=2, type=float, metavar=("STEP_MS", "VERIFY_MS"),
+        help="only the windows: compute alone as measured before, no exactness against the resident target, no profile",
+    )  # fmt: skip
+    parser.add_argument("--growth", action="store_true", help=f"run {GROWTH_WINDOWS} windows more per budget")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("no CUDA device here; run this on a machine that has one", file=sys.stderr)
         return 2
+    meter = DeviceMeter(None).open()  # before this process has a context
     ceiling = hbm_ceiling_tb_per_s()
     print(f"HBM ceiling (read): {ceiling:.2f} TB/s")
     failed = []
     with random_model(options.model, branch=options.branch, encoding=options.encoding) as model:
-        bench = Bench(options.model, model, options.depth or DEPTHS[options.model], options.tokens)
+        bench = Bench(
+            options.model, model, options.depth or DEPTHS[options.model], options.tokens, meter, options.compare,
+            options.growth,
+        )  # fmt: skip
         steps = [("resident", lambda: bench.resident(ceiling))]
+        if options.quick:
+            bench.step_ms, bench.verify_ms = options.quick
+            bench.draft_ms = bench.step_ms * bench.depth
+            steps = []
         steps += [(f"{gb:g} GB", lambda gb=gb: bench.budget(gb)) for gb in BUDGETS_GB[options.model]]  # type: ignore[misc]
         for name, run in steps:
             try:
@@ -296,6 +410,8 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     write(out / f"window_{options.model}.csv", bench.rows)
     write(out / f"window_{options.model}_summary.csv", bench.summary)
+    write(out / f"window_{options.model}_aims.csv", bench.aims())
+    meter.close()
     print(json.dumps({"device": torch.cuda.get_device_name(), "failed": failed, "rows": bench.summary}))
     return 1 if failed else 0
 

@@ -14,7 +14,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from specter_core.assembly import LoadedModel
-from specter_core.device_runtime import CudaRuntime
+from specter_core.device_runtime import CudaRuntime, compact_allocator
 from specter_core.draft.draft_store import DraftExperts
 from specter_core.draft.int4 import GROUP, Int4Matrix
 from specter_core.draft.kernels.path import FusedExpertPath
@@ -102,6 +102,7 @@ def random_model(
 ) -> LoadedModel:
     """A full-size model with its round-to-nearest draft; `branch` scales what attention, MLPs and experts add."""
     started = time.perf_counter()
+    compact_allocator()
 
     def note(what: str) -> None:
         if log:

@@ -7,7 +7,7 @@ crosses the link again. Here counted residents stay, and the others go in the or
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,10 +58,10 @@ class NeedPlanner:
         """See `PrefetchPlanner`. A queued load stays, unless the expert in its slot has been counted by now."""
         counts = counters.numpy()
         self._survey(cache)
-        cancelled = [key for key in queued if self._takes_a_counted(key, cache, counts)]
-        taken_back = set(cancelled)
-        kept = [key for key in queued if key not in taken_back]
-        loads = self._loads(counts, cache, taken_back, drafted)
+        restored = {key: former for key in queued if (former := self._counted_former(key, cache, counts)) is not None}
+        cancelled = list(restored)
+        kept = [key for key in queued if key not in restored]
+        loads = self._loads(counts, cache, restored, drafted)
         order = sorted([*kept, *(load.key for load in loads)], key=lambda k: (k.layer, -int(counts[k]), k.expert))
         chunk = int(len(order) * timings.transfer_ms_per_expert / timings.step_ms)
         next_boundary = min(self.depth, drafted + max(1, chunk))
@@ -85,14 +85,19 @@ class NeedPlanner:
                 row[list(held)] = list(held.values())
 
     @staticmethod
-    def _takes_a_counted(key: ExpertKey, cache: CacheView, counts: NDArray[np.int32]) -> bool:
+    def _counted_former(key: ExpertKey, cache: CacheView, counts: NDArray[np.int32]) -> ExpertKey | None:
+        """A counted expert that taking this load back would restore."""
         slot = cache.lookup(key)
         former = None if slot is None else cache.previous(slot)
-        return former is not None and counts[former.key] > 0 and cache.lookup(former.key) is None
+        if former is None or counts[former.key] == 0 or cache.lookup(former.key) is not None:
+            return None
+        return former.key
 
     def _loads(
-        self, counts: NDArray[np.int32], cache: CacheView, taken_back: set[ExpertKey], drafted: int
+        self, counts: NDArray[np.int32], cache: CacheView, restored: Mapping[ExpertKey, ExpertKey], drafted: int
     ) -> list[PlannedLoad]:
+        """restored: loads that are taken back -> the experts that are back then."""
+        back = set(restored.values())
         resident = self._slots >= 0
         counted = counts > 0
         chance = self._history.chance(self.depth + 1 - drafted)
@@ -103,7 +108,7 @@ class NeedPlanner:
         loads: list[PlannedLoad] = []
         for layer in np.nonzero(wanted.any(axis=1))[0].tolist():
             keys = [ExpertKey(layer, e) for e in ranking[layer, : wanted[layer].sum()].tolist()]
-            absent = [k for k in keys if cache.lookup(k) is None or k in taken_back]
+            absent = [k for k in keys if k in restored or (cache.lookup(k) is None and k not in back)]
             if not absent:
                 continue
             places: list[tuple[int, ExpertKey | None]] = [
