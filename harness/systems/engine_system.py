@@ -44,8 +44,8 @@ class EngineSystem:
             self._model, self._opened = open_weights(wanted), wanted
         if memory.device == "cuda":
             device_memory.tidy()
-            memory = self._within(memory, self._model, options)
             device_memory.cap_allocator(memory.budget_bytes)
+            memory = self._within(memory, self._model, options)
         opened = time.monotonic()
         self._engine = self.build(self._model, options, memory)
         parts = ", ".join(f"{name} {size / 1e9:.3f}" for name, size in self._engine.slots.parts.items())
