@@ -5,6 +5,7 @@ DIR/**/kernels.csv   one row per timed kernel            KERNELS
 DIR/**/routing.csv   one row per routing statistic       ROUTING
 DIR/**/acceptance.csv one row per dataset and depth    ACCEPTANCE
 DIR/**/aims.csv      one row per aim of the project      AIMS
+DIR/**/exactness.csv one row per check of tokens against the plain target   EXACTNESS
 DIR/**/timings.csv   one row per timed command           TIMINGS
 DIR/**/efficiency.csv, prefetch_by_horizon.csv, prefetch_by_layer.csv   one row per cell   harness/efficiency.py
 DIR/**/traces/*.json Chrome traces (scripts/record_traces.py)
@@ -81,6 +82,13 @@ EMPTY = ("M", "encoding", "ttft_ms", "throughput", "acceptance", "tokens_per_win
 EMPTY += ("coverage_ceiling", "distinct_experts", "prefetch_precision", "prefetch_recall", "h2d_bytes")
 EMPTY += ("h2d_bytes_used", "d2h_bytes", "link_utilisation", "stall_ms", "peak_device_bytes", "within_budget")
 EMPTY += ("energy_j", "exact_match", "reason", "link_rate_bytes_per_s", "git_commit")
+EXACTNESS = {
+    "model": "name in conf/model",
+    "weights": "weights kind",
+    "device": "cuda | cpu",
+    "tokens": "compared with the plain target's",
+    "mismatches": "those that differ",
+}
 CELL = ("model", "weights", "memory", "link", "device", "B", "system", "variant", "encoding", "K")
 LOADS = ("requests", "committed", "needed_loads", "moved_loads", "lru_loads", "belady_loads")
 FORESIGHT = ("planned", "right", "needed")
@@ -95,6 +103,7 @@ TABLES: dict[str, Collection[str]] = {
     "acceptance": ACCEPTANCE,
     "aims": AIMS,
     "timings": TIMINGS,
+    "exactness": EXACTNESS,
 } | EFFICIENCY
 
 

@@ -11,22 +11,19 @@ import importlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from harness.claim_cells import Cells, Missing, Setting
-from harness.claim_data import SPECTER, STAND_INS, Evidence
+from harness.claim_data import STAND_INS, Evidence
+from harness.claim_rows import Data
 from harness.claim_verdict import Claim, Verdict, judge, load
 
 results: Any = importlib.import_module("figures.results")
-redraw: Any = importlib.import_module("figures.redraw")
-SPECULATIVE: tuple[str, ...] = importlib.import_module("figures.sweeps").SPECULATIVE
-working_set: Any = importlib.import_module("figures.fig16_working_set").working_set
 
 CLAIMS = Path(results.__file__).with_name("claims.yaml")
 DRAWS = 300
@@ -39,11 +36,6 @@ MAKES = {
     "working_set": "python run.py sweep=batch",
     "timings": "python run.py and its sweeps",
 } | {sweep: f"python run.py sweep={sweep}" for sweep in ("depth", "batch", "kernels", "routing")}
-PREFERENCE = (
-    ("official", "synthetic", "reference", "dummy"),
-    ("native", "", "pcie4", "pcie3", "scaled"),
-    ("cuda", "cpu"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,67 +61,6 @@ def evaluate(claims: Sequence[Claim], found: Any, draws: int = DRAWS) -> list[Fi
     links, CUDA before CPU) in which it can be evaluated. found: a figures.results.Results."""
     data = Data(found)
     return [_strongest(claim, data, draws) for claim in claims]
-
-
-class Data:
-    """Rows per kind of data, split by setting."""
-
-    def __init__(self, found: Any) -> None:
-        self.found = found
-        self._rows: dict[str, pd.DataFrame] = {}
-        self._settings: dict[str, list[tuple[Setting, Cells]]] = {}
-
-    def rows(self, kind: str) -> pd.DataFrame:
-        if kind not in self._rows:
-            self._rows[kind] = self._gather(kind)
-        return self._rows[kind]
-
-    def settings(self, kind: str) -> list[tuple[Setting, Cells]]:
-        """Strongest first. Systems with dummy weights stand in every setting of their link and device."""
-        if kind not in self._settings:
-            self._settings[kind] = list(self._split(self.rows(kind)))
-        return self._settings[kind]
-
-    @staticmethod
-    def _split(rows: pd.DataFrame) -> Iterator[tuple[Setting, Cells]]:
-        if rows.empty:
-            return
-        rows = rows.assign(link=rows.get("link", ""))
-        keys = {Setting(*key) for key in rows[["weights", "link", "device"]].drop_duplicates().itertuples(index=False)}
-        for setting in sorted(keys, key=_rank):
-            own = rows["weights"].isin([setting.weights, "dummy"])
-            yield setting, Cells(rows[own & (rows["link"] == setting.link) & (rows["device"] == setting.device)])
-
-    def _gather(self, kind: str) -> pd.DataFrame:
-        if kind in ("main", "depth", "batch"):
-            return _one_workload(redraw.gather(self.found, kind), kind)
-        if kind == "working_set":
-            return working_set(self.rows("batch"))
-        if kind == "acceptance":
-            counted = self.found.tables["acceptance"].rename(columns={"dataset": "label"})
-            blocks = [self.rows("depth"), self.rows("main"), counted.assign(system=SPECTER, prompt_id="all", link="")]
-            return next((b for b in blocks if len(b)), pd.DataFrame())
-        if kind == "exact":
-            rows = self.found.all_records()
-            return rows[rows["system"].isin(SPECULATIVE) & (rows["status"] == "ok")] if len(rows) else rows
-        if kind == "routing":
-            return redraw.routing(self.found)
-        return self.found.tables[kind]
-
-
-def _one_workload(rows: pd.DataFrame, kind: str) -> pd.DataFrame:
-    """The workload of most rows (new tokens, temperature, prefix; B but for the batch sweep)."""
-    if rows.empty:
-        return rows
-    tokens = "asked_tokens" if "asked_tokens" in rows else "new_tokens"
-    columns = [tokens, "temperature", "prefix_len"] + ([] if kind == "batch" else ["B"])
-    keys = ["weights", "link", "device"]
-    counts = rows.groupby([*keys, *columns])["system"].transform("size")
-    return rows[counts == rows.assign(n=counts).groupby(keys)["n"].transform("max")]
-
-
-def _rank(setting: Setting) -> tuple[int, ...]:
-    return tuple(o.index(v) if v in o else len(o) for o, v in zip(PREFERENCE, setting, strict=True))
 
 
 def _strongest(claim: Claim, data: Data, draws: int) -> Finding:

@@ -16,7 +16,7 @@ import pytest
 from artifact_fixture import base, main_rows, write_all, write_records, write_table
 
 from figures import results
-from figures.results import ACCEPTANCE
+from figures.results import ACCEPTANCE, EXACTNESS
 from harness import claims
 from harness.claim_cells import Cells, Setting
 from harness.claim_data import Evidence
@@ -227,6 +227,16 @@ def test_acceptance_is_read_from_its_own_table_where_no_run_has_it(tmp_path):
     write_table(tmp_path / "acceptance.csv", ACCEPTANCE, [r | {"acceptance": 0.95} for r in rows])
     (finding,) = claims.evaluate([ALL["acceptance_max"]], results.read(tmp_path), draws=0)
     assert (finding.verdict, finding.value) == (Verdict.TREND, 0.95)
+
+
+@pytest.mark.parametrize(("mismatches", "expected"), [(0, Verdict.TREND), (3, Verdict.NOT_CONFIRMED)])
+def test_exactness_is_read_from_its_own_table_where_no_request_has_a_reference(tmp_path, mismatches, expected):
+    checks = [{"model": "m", "weights": "synthetic", "device": "cuda", "tokens": 20000, "mismatches": mismatches}]
+    write_table(tmp_path / "exactness.csv", EXACTNESS, checks)
+    write_records(tmp_path / "main", [r | {"weights": "reference"} for r in main_rows()])
+    (finding,) = claims.evaluate([ALL["exact_output"]], results.read(tmp_path), draws=0)
+    assert (finding.verdict, finding.weights) == (expected, "synthetic")
+    assert [f.weights for f in finding.also] == ["reference"]
 
 
 def test_intervals_pair_the_prompts_of_the_systems(tmp_path):
