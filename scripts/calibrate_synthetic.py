@@ -48,12 +48,14 @@ SMALL = {
     "qwen15_moe": ("small_qwen2_moe", {"experts": 60, "layers": 14}),
     "phi35_moe": ("small_phimoe", {"experts": 16, "layers": 14}),
 }
-LENGTHS = ((100, 500), (150, 600), (200, 1200), (300, 3000))
-COMMON = (0.0, 0.05, 0.1, 0.2)
-SHORT = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4)
-LONG = (0.0, 0.05, 0.1, 0.2, 0.3)
-GAINS = (0.04, 0.07, 0.1, 0.13)
-DECAYS = (0.6, 0.7, 0.8, 0.9, 1.0)
+LENGTHS = ((70, 300), (100, 500), (100, 600), (200, 1200))
+COMMON = (0.0, 0.05, 0.1, 0.2, 0.25)
+SHORT = (0.2, 0.25, 0.3, 0.35, 0.4)
+LONG = (0.0, 0.05, 0.1, 0.2)
+GAINS = (0.5, 1.0, 2.0)
+"""Times the present expert_gain."""
+DECAYS = (0.5, 0.65, 0.8, 0.9, 1.0)
+COHERENCES = (0.3, 0.6, 0.85)
 
 
 def router_points(spec: SyntheticSpec, slots: Sequence[int], sequences: int, tokens: int) -> Iterator[dict[str, Any]]:
@@ -88,8 +90,9 @@ def router_points(spec: SyntheticSpec, slots: Sequence[int], sequences: int, tok
 def gain_points(model: str, small: bool, sequences: int, tokens: int, slots: Sequence[int]) -> Iterator[dict[str, Any]]:
     name, sizes = SMALL[model] if small else (model, {})
     shape = {"hidden": 512, "width": 256, "vocab": 12000, "topic_dims": 32, **sizes} if small else {}
-    for gain, decay in itertools.product(GAINS, DECAYS):
-        knobs = {"expert_gain": gain if model != "phi35_moe" else gain / 5, "vote_decay": decay}
+    present = spec_for(model).knobs.expert_gain
+    for gain, decay, coherence in itertools.product(GAINS, DECAYS, COHERENCES):
+        knobs = {"expert_gain": gain * present, "vote_decay": decay, "vote_coherence": coherence}
         spec = spec_for(name, **shape, **knobs)
         device = "cpu" if small else "cuda"
         found = behaviour(spec, device, walk(spec, sequences, tokens), slots=slots, noises=(1.0,))

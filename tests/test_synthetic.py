@@ -175,13 +175,17 @@ def test_unknown_models_and_knobs_are_refused():
         spec_for("qwen15_moe", colour=1)
 
 
+def script(name: str):
+    path = Path(__file__).resolve().parents[1] / "scripts" / f"{name}.py"
+    found = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
 @pytest.fixture(scope="module")
 def writer():
-    path = Path(__file__).resolve().parents[1] / "scripts" / "make_synthetic_checkpoint.py"
-    spec = importlib.util.spec_from_file_location("make_synthetic_checkpoint", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return script("make_synthetic_checkpoint")
 
 
 def test_a_written_checkpoint_loads_as_the_same_model(writer, tmp_path):
@@ -202,3 +206,23 @@ def test_a_disk_without_room_is_refused_with_both_numbers(writer, tmp_path, monk
     with pytest.raises(UserError, match=r"phi35_moe needs 83\.8 GB on the disk, .* has 68\.7 GB free"):
         writer.write(spec_for("phi35_moe"), tmp_path / "phi", "cpu")
     assert not list(tmp_path.iterdir())
+
+
+def test_the_search_for_router_shares_ends_near_the_published_coverage(tmp_path):
+    fit = script("calibrate_synthetic")
+    target = fit.TARGETS["phi35_moe"]
+    knobs = spec_for("phi35_moe").knobs
+    fit.LENGTHS, fit.COMMON = (knobs.topic_lengths,), (0.0, knobs.router_common)
+    fit.SHORT, fit.LONG = (0.05, knobs.router_topics[0]), (knobs.router_topics[1],)
+    points = list(fit.router_points(spec_for("phi35_moe"), tuple(target.coverage), 6, 160))
+    best = min(points, key=lambda point: fit.miss(point, target))
+    assert best["router_common"] == knobs.router_common and best["router_topics"] == knobs.router_topics
+    assert fit.miss(best, target) < 0.06
+
+
+def test_the_commands_refuse_what_they_cannot_do_in_one_line(writer, tmp_path, capsys):
+    assert writer.main(["model=gpt5", "--output", str(tmp_path / "x")]) == 2
+    assert capsys.readouterr().err.startswith("error: model 'gpt5' has no synthetic shape")
+    if not torch.cuda.is_available():
+        assert script("calibrate_synthetic").main(["--stage", "gains"]) == 2
+        assert "use --small" in capsys.readouterr().err
