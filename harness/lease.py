@@ -61,6 +61,8 @@ def run_model(
         wanted |= missing_reference(first.reference, spec, part.groups)
     with ExitStack() as stack:
         filled = spec
+        stack.callback(first.close)
+        first.prepare(by_system(parts[0].groups, seed)[0][0], gpu)
         if wanted or any(g.group.system.needs_store for p in parts for g in p.groups):
             filled = stack.enter_context(store(spec, first.config.threads))
             note("host store filled")
@@ -93,14 +95,16 @@ def _run_part(
     note: Callable[[str], None],
 ) -> None:
     try:
-        for groups in by_system(part.groups, seed):
+        systems = by_system(part.groups, seed)
+        for number, groups in enumerate(systems):
             for planned in groups:
                 if time.monotonic() > until - CLOSING_S:
                     return
+                if planned is groups[0] and number + 1 < len(systems):
+                    part.measurement.prepare(systems[number + 1][0], gpu)
                 warmup = source.warmup(spec, planned.group.setting.prefix_tokens)
                 part.measurement.run(planned, spec, warmup, gpu)
                 note(f"{planned.group.name}, link {planned.memory.link}")
-            part.measurement.close()
     finally:
         part.measurement.close()
 

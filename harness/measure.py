@@ -20,11 +20,13 @@ from harness.prompts import BenchPrompt
 from harness.records import Key, RecordFile, key_of, read_rows
 from harness.reference_tokens import ReferenceTokens, reference_key
 from harness.rows import known_columns, measured_columns
-from harness.seat import Seat
+from harness.seat import Seat, Serves
 from harness.system import ModelSpec, RequestRecord
 from harness.worker_process import WorkerFailure, WorkerProcess
 from specter_core.types import Request
 
+DEVICE_MODULES: dict[str, tuple[str, ...]] = {"cpu": (), "cuda": ("harness.synthetic", "specter_core.cuda_parts")}
+"""What the systems import only when they load."""
 GRACE_S = 20.0
 """How long a request may go on after the run's time is up."""
 
@@ -50,6 +52,7 @@ class Measurement:
     loads: list[dict[str, Any]] = field(default_factory=list)
     _workers: set[WorkerProcess] = field(default_factory=set)
     _kept: dict[str | None, Seat] = field(default_factory=dict)
+    _ahead: dict[Serves, WorkerProcess] = field(default_factory=dict)
     _stopped: bool = False
 
     def stop(self) -> None:
@@ -61,6 +64,10 @@ class Measurement:
         """Ends the workers that are kept for the next cell."""
         for seat in self._kept.values():
             seat.close()
+        for worker in self._ahead.values():
+            worker.kill()
+        self._workers -= set(self._ahead.values())
+        self._ahead.clear()
         self._workers -= {seat.worker for seat in self._kept.values()}
         self._kept.clear()
 
@@ -146,11 +153,29 @@ class Measurement:
         repeat = planned.group.setting.repeat
         return {Key(planned.hashes[p.dataset], p.prompt_id, repeat) for p in batch}
 
+    def prepare(self, planned: PlannedGroup, gpu: str | None) -> None:
+        """Starts the worker of a group that comes next and lets it import; it touches no device before its load."""
+        if not self._stopped and self._serves(planned) not in self._ahead and self.unfinished(planned):
+            worker = self._ahead[self._serves(planned)] = self._started(planned, gpu)
+            worker.prepare([planned.group.system.module, *DEVICE_MODULES[planned.memory.device]])
+
+    @staticmethod
+    def _serves(planned: PlannedGroup) -> Serves:
+        return planned.model.name, planned.group.system.name, planned.group.system.python
+
+    def _started(self, planned: PlannedGroup, gpu: str | None) -> WorkerProcess:
+        system = planned.group.system
+        place = "" if gpu is None else f"-gpu{gpu}"
+        log = self.logs / f"{planned.model.name}-{planned.memory.label}-{system.name}{place}.log".replace(" ", "_")
+        python = str(ROOT / system.python) if system.python else None
+        worker = WorkerProcess(log, threads=self.config.threads, python=python, gpu=gpu)
+        self._workers.add(worker)
+        return worker
+
     def _seat(self, planned: PlannedGroup, gpu: str | None) -> Seat:
         """The kept worker where it is one of this model and system (launcher.workers=system), else a fresh one; nobody
         else may be on the card when that starts."""
-        system = planned.group.system
-        wanted = (planned.model.name, system.name, system.python)
+        wanted = self._serves(planned)
         kept = self._kept.get(gpu)
         if kept is not None and kept.serves == wanted and not kept.worker.ended:
             return kept
@@ -160,15 +185,10 @@ class Measurement:
             if self.guard:
                 gpu_guard.check_free(gpu)
             meter = DeviceMeter(gpu).open()
-        place = "" if gpu is None else f"-gpu{gpu}"
-        log = self.logs / f"{planned.model.name}-{planned.memory.label}-{system.name}{place}.log".replace(" ", "_")
-        python = str(ROOT / system.python) if system.python else None
-        seat = self._kept[gpu] = Seat(
-            WorkerProcess(log, threads=self.config.threads, python=python, gpu=gpu), wanted, meter
-        )
+        worker = self._ahead.pop(wanted, None) or self._started(planned, gpu)
+        seat = self._kept[gpu] = Seat(worker, wanted, meter)
         if meter is not None and meter.status:
             self.notice(meter.status)
-        self._workers.add(seat.worker)
         if self._stopped:
             seat.worker.kill()
         return seat

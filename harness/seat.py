@@ -9,14 +9,17 @@ from harness.device_meter import DeviceMeter
 from harness.system import RequestRecord
 from harness.worker_process import WorkerProcess
 
+Serves = tuple[str, str, str | None]
+"""Model, system and interpreter of a worker."""
+
 
 @dataclass(slots=True)
 class Seat:
-    """serves: (model, system, interpreter) that the worker may be given again. peak_bytes: most device memory since
+    """serves: what the worker may be given again. peak_bytes: most device memory since
     the setting was loaded, warm-up included; None without a meter."""
 
     worker: WorkerProcess
-    serves: tuple[str, str, str | None]
+    serves: Serves
     meter: DeviceMeter | None = None
     peak_bytes: int | None = None
 

@@ -55,15 +55,25 @@ def store_in_memory(model: ModelSpec, device: str) -> Iterator[ModelSpec]:
     from harness.synthetic import create_store, spec_for
 
     start = time.monotonic()
-    store = create_store(spec_for(model.name))
-    made = time.monotonic()
+    command = [sys.executable, "-m", "harness.weights_in_memory", model.name, device]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=ROOT, **pipes) as filling:  # type: ignore[call-overload]  # imports meanwhile
+        try:
+            store = create_store(spec_for(model.name))
+        except BaseException:
+            filling.kill()
+            raise
+        made = time.monotonic()
+        try:
+            _, said = filling.communicate(pickle.dumps(store.handle), timeout=FILL_TIMEOUT_S)
+        except BaseException:
+            filling.kill()
+            store.close()
+            store.unlink()
+            raise
     try:
-        fill = [sys.executable, "-m", "harness.weights_in_memory", model.name, device]
-        done = subprocess.run(
-            fill, cwd=ROOT, input=pickle.dumps(store.handle), capture_output=True, timeout=FILL_TIMEOUT_S
-        )
-        if done.returncode:
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
+        if filling.returncode:
+            lines = said.decode(errors="replace").strip().splitlines()
             raise UserError(f"{model.name}: the host store could not be filled: {lines[-1] if lines else 'no reason'}")
         took = f"reserved in {made - start:.1f} s, filled in {time.monotonic() - made:.1f} s"
         print(f"{model.name}: {store.handle.bytes / 1e9:.1f} GB host store {took}", file=sys.stderr, flush=True)
@@ -78,6 +88,10 @@ def fill(name: str, device: str) -> None:
     from harness.synthetic import fill_store, spec_for
     from specter_core.memory.host_store import HostExpertStore
 
+    if device == "cuda":
+        import torch
+
+        torch.zeros(1, device=device)  # the context, while the store is being reserved
     handle = pickle.load(sys.stdin.buffer)
     store = HostExpertStore(handle, os.open(handle.path, os.O_RDWR), owner=False)
     store.owner = True  # it may be marked ready here; the harness removes it

@@ -24,8 +24,9 @@ PROFILE = "SPECTER_PROFILE"
 
 def serve(pipe: Connection) -> None:
     """Answers ("load", module, options, model, memory) with ("ready",), ("generate", requests) with
-    ("records", list) and either with ("error", status, reason) when it raises. Returns on ("close",) or when
-    the harness is gone. A second load takes over the weights of the system before (`take_over`)."""
+    ("records", list) and either with ("error", status, reason) when it raises. ("prepare", modules) imports them and
+    has no answer. A second load takes over the weights of the system before (`take_over`). Returns on ("close",) or
+    when the harness is gone."""
     system: Any = None
     while True:
         try:
@@ -34,6 +35,10 @@ def serve(pipe: Connection) -> None:
             return
         try:
             match message:
+                case ("prepare", modules):
+                    for name in modules:
+                        importlib.import_module(name)
+                    continue
                 case ("load", module, options, model, memory):
                     former, system = system, importlib.import_module(module).create(options)
                     if former is not None:

@@ -71,6 +71,11 @@ class WorkerProcess:
     def ended(self) -> bool:
         return self._ended
 
+    def prepare(self, modules: Sequence[str]) -> None:
+        """Lets the worker import ahead of its load; returns at once."""
+        with contextlib.suppress(OSError):
+            self._pipe.send(("prepare", list(modules)))
+
     def load(
         self, module: str, options: Mapping[str, Any], model: ModelSpec, memory: MemorySpec, timeout_s: float
     ) -> None:
