@@ -87,9 +87,14 @@ def between(table: pd.DataFrame, start_ms: float, end_ms: float) -> pd.DataFrame
 
 
 def bars(axis: Axes, rows: pd.DataFrame, y: float, colour: str | Sequence[str], height: float = 0.62) -> None:
-    """One box per event on line y."""
-    spans = list(zip(rows["start_ms"], rows["ms"], strict=True))
-    axis.broken_barh(spans, (y - height / 2, height), facecolors=colour, edgecolor="white", linewidth=0.3)
+    """One box per event on line y. White edges part wide boxes; narrow ones would vanish behind them."""
+    if rows.empty:
+        return
+    length = (rows["start_ms"] + rows["ms"]).max() - rows["start_ms"].min()
+    for wide, edge in ((True, "white"), (False, colour)):
+        own = rows[(rows["ms"] > 0.008 * length) == wide]
+        spans = list(zip(own["start_ms"], own["ms"], strict=True))
+        axis.broken_barh(spans, (y - height / 2, height), facecolors=colour, edgecolor=edge, linewidth=0.3)
 
 
 def caption(table: pd.DataFrame, which: str) -> str:

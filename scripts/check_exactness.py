@@ -65,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--encoding", choices=ENCODINGS, default="plain", help="of the experts in host store and slots")
     parser.add_argument("--no-transformers", action="store_true")
+    parser.add_argument("--single-prompts", type=int, help="prompts run with B = 1, which takes longest; default all")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first pairs of depth and slots: run before")
     parser.add_argument("--limit-s", type=float, default=1e9, help="start no further engine after this many seconds")
     return parser
 
@@ -82,7 +84,7 @@ def _check(args: argparse.Namespace) -> int:
     with open_model(args.model, args.draft, device=args.device, rtn_if_missing=True, noise=args.noise,
                     encoding=args.encoding) as model:  # fmt: skip
         reference = _reference(model, options, requests)
-        for depth, slots in diagonals(args.depths, args.slots):
+        for depth, slots in list(diagonals(args.depths, args.slots))[args.skip :]:
             if time.perf_counter() - begin > args.limit_s:
                 totals["skipped"] += len(args.batches)
                 continue
@@ -90,7 +92,7 @@ def _check(args: argparse.Namespace) -> int:
             chosen = chosen.paper() if args.variant == "paper" else chosen
             with build_engine(model, chosen, slots_per_layer=slots) as engine:
                 for batch in args.batches:
-                    for group in _groups(requests, batch):
+                    for group in _groups(requests[: args.single_prompts] if batch == 1 else requests, batch):
                         for result in engine.generate(group).results:
                             expected = reference[result.request_id]
                             totals["tokens"] += len(expected)
@@ -100,7 +102,8 @@ def _check(args: argparse.Namespace) -> int:
                         totals["runs"] += 1
                     _progress(f"K {depth:3d}  M {slots:3d}  B {batch:2d}", totals, begin)
         against = _transformers(args, model, requests, reference)
-    report = {"model": args.model.name, "device": args.device, "encoding": args.encoding, "draft": model.draft_kind, **totals, **against}
+    report = {"model": args.model.name, "device": args.device, "encoding": args.encoding, "draft": model.draft_kind}
+    report |= {**totals, **against}
     print(json.dumps(report | {"seconds": round(time.perf_counter() - begin, 1)}))
     return 1 if totals["mismatches"] or against["transformers_mismatches"] else 0
 

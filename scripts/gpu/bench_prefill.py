@@ -1,8 +1,9 @@
 """Time to the first token on CUDA: python -m scripts.gpu.bench_prefill --model deepseek_v2_lite
 
-Full-size random weights, prompts of several lengths, in two memory budgets and with every expert resident, each with an
-empty cache (cold) and with what the prompt before left (warm). The floor of a cold prefill is the bytes of its distinct
-experts over the link's standalone rate; computation alone is the prefill with every expert resident. Last line: JSON.
+Full-size random (or synthetic) weights, prompts of several lengths, in two memory budgets and with every expert
+resident, each with an empty cache (cold) and with what the prompt before left (warm). The floor of a cold prefill is
+the bytes of its distinct experts over the link's standalone rate; computation alone is the prefill with every expert
+resident. Last line: JSON.
 Writes prefill_MODEL.csv to $OUT (or outputs/).
 """
 
@@ -15,7 +16,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,14 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from scripts.gpu.random_weights import CONFIGS, random_model
+from scripts.gpu.random_weights import random_model
 from specter_core.assembly import LoadedModel, build_engine
 from specter_core.engine import SpecterEngine
 from specter_core.memory.link import Priority
 from specter_core.options import EngineOptions
 from specter_core.types import ExpertKey, Request
 
-BUDGETS_GB = {"deepseek_v2_lite": (24.0, 18.0), "qwen1.5_moe": (20.0, 16.0)}
+BUDGETS_GB = {"deepseek_v2_lite": (24.0, 18.0), "qwen1.5_moe": (20.0, 16.0), "qwen15_moe": (20.0, 16.0)}
 
 
 def prompt(vocab: int, tokens: int, seed: int) -> Request:
@@ -42,8 +43,8 @@ def prompt(vocab: int, tokens: int, seed: int) -> Request:
 class Bench:
     """Rows of one model."""
 
-    def __init__(self, name: str, model: LoadedModel, lengths: list[int], repeats: int) -> None:
-        self.name, self.model, self.lengths, self.repeats = name, model, lengths, repeats
+    def __init__(self, name: str, weights: str, model: LoadedModel, lengths: list[int], repeats: int) -> None:
+        self.name, self.weights, self.model, self.lengths, self.repeats = name, weights, model, lengths, repeats
         self.rows: list[dict[str, Any]] = []
         self.compute_ms: dict[tuple[int, int], float] = {}
 
@@ -58,6 +59,29 @@ class Bench:
                     self.compute_ms[tokens, chunk] = best["ttft_ms"]
                     self._add("resident", "warm", tokens, chunk, best)
             self._clear()
+
+    def all(self, chunks: list[int], budgets: Sequence[float], profiled_tokens: int, path: Path) -> None:
+        """Everything; the CSV holds what was measured, also after an error."""
+        try:
+            self.resident(chunks)
+            if profiled_tokens:
+                self.profile(profiled_tokens, chunks[0])
+            for budget_gb in budgets:
+                self.budget(budget_gb, chunks[0])
+        finally:
+            if self.rows:
+                with path.open("w", newline="", encoding="utf-8") as file:
+                    writer = csv.DictWriter(file, list(self.rows[0]))
+                    writer.writeheader()
+                    writer.writerows(self.rows)
+
+    def profile(self, tokens: int, chunk: int) -> None:
+        config = self.model.decoder.config
+        with self._engine(None, chunk) as engine:
+            fill(engine, config.num_experts)
+            for ms, count, kernel in kernel_shares(engine, tokens, config.vocab_size):
+                print(f"    {ms:9.2f} ms x{count:6d} {kernel}")
+        self._clear()
 
     def budget(self, budget_gb: float, chunk: int) -> None:
         with self._engine(budget_gb, chunk) as engine:
@@ -93,7 +117,7 @@ class Bench:
         compute_ms = self.compute_ms.get((tokens, chunk), float("nan"))
         link_ms = found["floor_ms"] if state == "cold" else found["moved_ms"]
         bound_ms = compute_ms if budget == "resident" else max(link_ms, compute_ms)
-        row = {"model": self.name, "weights": "random", "budget": budget, "cache": state, "prompt_tokens": tokens}
+        row = {"model": self.name, "weights": self.weights, "budget": budget, "cache": state, "prompt_tokens": tokens}
         row |= {"chunk_tokens": chunk, **found, "compute_ms": compute_ms, "over_bound": found["ttft_ms"] / bound_ms}
         self.rows.append({k: round(v, 3) if isinstance(v, float) else v for k, v in row.items()})
         print(
@@ -129,9 +153,18 @@ def kernel_shares(engine: SpecterEngine, tokens: int, vocab: int) -> Iterator[tu
         yield event.self_device_time_total / 1e3, event.count, event.key[:70]
 
 
+def opened(name: str, weights: str) -> LoadedModel:
+    if weights == "random":
+        return random_model(name)
+    from harness.synthetic import open_synthetic, spec_for
+
+    return open_synthetic(spec_for(name), "cuda")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", choices=tuple(CONFIGS), default="deepseek_v2_lite")
+    parser.add_argument("--model", choices=tuple(BUDGETS_GB), default="deepseek_v2_lite")
+    parser.add_argument("--weights", choices=("random", "synthetic"), default="random")
     parser.add_argument("--lengths", default="16,512,4096")
     parser.add_argument("--chunks", default="256", help="sizes, every expert resident; the first serves the budgets")
     parser.add_argument("--repeats", type=int, default=2, help="the best counts; one more before is not counted")
@@ -147,24 +180,9 @@ def main() -> int:
     budgets = [float(g) for g in options.budgets.split(",") if g] or BUDGETS_GB[options.model]
     out = Path(os.environ.get("OUT") or "outputs")
     out.mkdir(parents=True, exist_ok=True)
-    with random_model(options.model) as model:
-        bench = Bench(options.model, model, lengths, options.repeats)
-        try:
-            bench.resident(chunks)
-            if options.profile:
-                with bench._engine(None, chunks[0]) as engine:
-                    fill(engine, model.decoder.config.num_experts)
-                    for ms, count, kernel in kernel_shares(engine, options.profile, model.decoder.config.vocab_size):
-                        print(f"    {ms:9.2f} ms x{count:6d} {kernel}")
-                bench._clear()
-            for budget_gb in budgets:
-                bench.budget(budget_gb, chunks[0])
-        finally:
-            if bench.rows:
-                with (out / f"prefill_{options.model}.csv").open("w", newline="", encoding="utf-8") as file:
-                    writer = csv.DictWriter(file, list(bench.rows[0]))
-                    writer.writeheader()
-                    writer.writerows(bench.rows)
+    with opened(options.model, options.weights) as model:
+        bench = Bench(options.model, options.weights, model, lengths, options.repeats)
+        bench.all(chunks, budgets, options.profile, out / f"prefill_{options.model}.csv")
     print(json.dumps({"model": options.model, "rows": len(bench.rows), "seconds": round(time.perf_counter() - begin)}))
     return 0
 

@@ -212,6 +212,7 @@ def main() -> int:
     parser.add_argument("--depth", type=int, default=6)
     parser.add_argument("--only", default="", help="cases whose name holds this text")
     parser.add_argument("--long", type=int, default=0, help="check a prompt of so many tokens too")
+    parser.add_argument("--skip", type=int, default=0, help="leave out the first cases: run before")
     parser.add_argument("--limit-s", type=float, default=1e9, help="start no further case after this long")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -219,7 +220,7 @@ def main() -> int:
     prompts = [codec.encode(text) for text in PROMPTS[: options.prompts]]
     with open_model(options.model, device=options.device, rtn_if_missing=True) as model:
         checker = Checker(model, prompts, options.tokens)
-        for case in switches(options.depth, options.prompts):
+        for case in switches(options.depth, options.prompts)[options.skip :]:
             if options.only in case.name:
                 if time.perf_counter() - begin > options.limit_s:
                     skipped += 1

@@ -55,6 +55,9 @@ class DecodeSegments:
         for run in chain(*plain):  # all rows invalid, no slot: compiles
             run()
         self.work = executor.captured(self.work, graphs)
+        if not hits:  # some rows at a time: grouped anew for each plan, results in the same place
+            own = RoutedWork.allocate(step.normed, top_k, executor.experts, executor.layout.width, self.work.out)
+            self.rows_work = executor.captured(own, graphs)
         runtime.synchronize()
         whole = [parts if trace.enabled else [partial(_in_turn, parts)] for parts in plain]
         ready = [[runtime.capture(run) for run in parts] for parts in whole] if graphs else whole

@@ -18,9 +18,12 @@ from specter_core.state.kv_cache import KVCache
 from specter_core.trace import Trace
 from specter_core.types import WindowStats
 from specter_core.verify.decode_segments import DecodeSegments
+from specter_core.verify.executor_cpu import LayerTiming
 from specter_core.verify.executor_cuda import CudaLayerExecutor
 from specter_core.verify.expert_pass import ExpertPass
+from specter_core.verify.kernels.group_rows import group_rows
 from specter_core.verify.layer_hook import LayerHook
+from specter_core.verify.residency import LayerPlan
 from specter_core.verify.target_pass import TargetPass
 
 
@@ -125,24 +128,27 @@ class CudaTargetPass:
         )
 
     def _run_rows(self, made: DecodeSegments, j: int, ids: Tensor, stats: WindowStats) -> None:
-        """Token-wise order: each row has a plan and launches of its own."""
+        """Token-wise order: each row (or half of the batch) has a plan and launches of its own. Rows between the first
+        and the last that a pass does not use are routed nowhere."""
         step, steps = made.step, ids.shape[0] // made.batch
 
         def place(row: int) -> int:
             return row // steps * made.steps + row % steps
 
-        self.experts.schedule(
-            j, ids, stats,
-            lambda plan, own: self._executor.run(
-                plan, step.normed, step.ids, made.work.out, None if own is None else [place(row) for row in own]
-            ),
-        )  # fmt: skip
+        def run(plan: LayerPlan, own: list[int] | None) -> LayerTiming:
+            assert own is not None, self.experts.order
+            work = made.rows_work
+            group_rows(step.ids, work.members, work.counts, range(place(own[0]), place(own[-1]) + 1))
+            return self._executor.enqueue(plan, work)
+
+        self.experts.schedule(j, ids, stats, run)
 
     def _decode_with(self, hook: LayerHook, made: DecodeSegments, rows: Rows, stats: WindowStats) -> None:
         """Launch by launch, since a lookahead policy acts on every layer's output."""
         for j, index in enumerate(self.decoder.config.moe_layers):
             made.open(j)
-            self._settle(made, j, self._executor.mark(), self._routed(made, j, rows, stats), {}, stats)
+            ids = self._routed(made, j, rows, stats)
+            self._settle(made, j, self._executor.mark(), ids, {}, stats, self.experts.order != "expertwise")
             made.close(j)
             hidden = made.step.x.view(made.batch, made.steps, -1)[:, : rows.steps].flatten(0, 1)
             hook.after_layer(j, hidden, self.decoder.layers[index + 1 :])

@@ -10,11 +10,11 @@ from torch import Tensor
 BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["pairs"])
-def _group_rows_kernel(ids, members, counts, pairs, CAPACITY: tl.constexpr, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["first", "pairs"])
+def _group_rows_kernel(ids, members, counts, first, pairs, CAPACITY: tl.constexpr, BLOCK: tl.constexpr):
     expert = tl.program_id(0)
     found = 0
-    for p0 in range(0, pairs, BLOCK):
+    for p0 in range(first, pairs, BLOCK):
         p = p0 + tl.arange(0, BLOCK)
         mine = tl.load(ids + p, mask=p < pairs, other=-1) == expert
         place = found + tl.cumsum(mine.to(tl.int32), axis=0) - 1
@@ -23,11 +23,17 @@ def _group_rows_kernel(ids, members, counts, pairs, CAPACITY: tl.constexpr, BLOC
     tl.store(counts + expert, found)
 
 
-def group_rows(ids: Tensor, members: Tensor, counts: Tensor) -> None:
+def group_rows(ids: Tensor, members: Tensor, counts: Tensor, rows: range | None = None) -> None:
     """ids int64 [R, k] (-1: none; distinct within a row) -> members int32 [E, ≥ R], counts int32 [E].
 
-    members[e, :counts[e]] are the pairs r·k + c with ids[r, c] = e, ascending; the rest is left as it was.
+    members[e, :counts[e]] are the pairs r·k + c with ids[r, c] = e, ascending; the rest is left as it was. rows: only
+    these successive ones.
     """
     experts, capacity = members.shape
     assert capacity >= ids.shape[0] and counts.shape == (experts,) and members.is_contiguous() and ids.is_contiguous()
-    _group_rows_kernel[(experts,)](ids, members, counts, ids.numel(), CAPACITY=capacity, BLOCK=BLOCK, num_warps=2)
+    top_k = ids.shape[1]
+    first, last = (0, ids.shape[0]) if rows is None else (rows.start, rows.stop)
+    assert 0 <= first <= last <= ids.shape[0], (first, last, ids.shape)
+    _group_rows_kernel[(experts,)](
+        ids, members, counts, first * top_k, last * top_k, CAPACITY=capacity, BLOCK=BLOCK, num_warps=2
+    )
