@@ -34,9 +34,16 @@ from specter_core.types import ExpertKey, Request
 BUDGETS_GB = {"deepseek_v2_lite": (24.0, 18.0), "qwen1.5_moe": (20.0, 16.0), "qwen15_moe": (20.0, 16.0)}
 
 
-def prompt(vocab: int, tokens: int, seed: int) -> Request:
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(10, vocab - 10, (tokens,), generator=generator).tolist()
+def prompt(name: str, weights: str, vocab: int, tokens: int, seed: int) -> Request:
+    """Any tokens; text of its own kind for a synthetic model."""
+    if weights == "synthetic":
+        from harness.synthetic import spec_for
+        from harness.synthetic.vocabulary import walk
+
+        ids = walk(spec_for(name), 1, tokens, seed=seed)[0].tolist()
+    else:
+        generator = torch.Generator().manual_seed(seed)
+        ids = torch.randint(10, vocab - 10, (tokens,), generator=generator).tolist()
     return Request(f"{tokens}-{seed}", tuple(ids), 1, ignore_eos=True)
 
 
@@ -79,7 +86,8 @@ class Bench:
         config = self.model.decoder.config
         with self._engine(None, chunk) as engine:
             fill(engine, config.num_experts)
-            for ms, count, kernel in kernel_shares(engine, tokens, config.vocab_size):
+            request = prompt(self.name, self.weights, config.vocab_size, tokens, 99)
+            for ms, count, kernel in kernel_shares(engine, request):
                 print(f"    {ms:9.2f} ms x{count:6d} {kernel}")
         self._clear()
 
@@ -102,7 +110,8 @@ class Bench:
         return build_engine(self.model, options, budget_bytes=budget)
 
     def _once(self, engine: SpecterEngine, tokens: int, seed: int) -> dict[str, Any]:
-        result = engine.generate([prompt(self.model.decoder.config.vocab_size, tokens, seed)]).results[0]
+        request = prompt(self.name, self.weights, self.model.decoder.config.vocab_size, tokens, seed)
+        result = engine.generate([request]).results[0]
         stats, link = engine.prefill_stats, engine.experts.loader.link
         rate, entry = link.rate_bytes_per_s, link.entry_bytes
         distinct = sum(stats.distinct)
@@ -142,12 +151,12 @@ def fill(engine: SpecterEngine, experts: int) -> None:
     loader.drain()
 
 
-def kernel_shares(engine: SpecterEngine, tokens: int, vocab: int) -> Iterator[tuple[float, int, str]]:
+def kernel_shares(engine: SpecterEngine, request: Request) -> Iterator[tuple[float, int, str]]:
     """Device time of one prefill by kernel: (ms, launches, name), the largest first."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CUDA]) as found:
-        engine.generate([prompt(vocab, tokens, 99)])
+        engine.generate([request])
     events = sorted(found.key_averages(), key=lambda e: e.self_device_time_total, reverse=True)
     for event in events[:14]:
         yield event.self_device_time_total / 1e3, event.count, event.key[:70]
