@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -22,6 +22,9 @@ from specter_core.model.families import family_named
 from specter_core.model.norm import load_norm
 from specter_core.model.tensor_source import TensorSource
 from specter_core.types import ExpertKey
+
+if TYPE_CHECKING:
+    from specter_core.draft.kernels.path import FusedExpertPath
 
 
 def build_decoder(spec: SyntheticSpec, device: torch.device | str) -> Decoder:
@@ -123,8 +126,19 @@ def _add_draft(model: LoadedModel, spec: SyntheticSpec, target: torch.device, fu
 
     config = spec.model_config
     layers = draft_layers(model.store, target, noise=noise)
-    model.fused_draft = FusedExpertPath.from_layers(
+    path = FusedExpertPath.from_layers(
         layers, config.hidden, config.expert_width, config.top_k, target, pdl=model.runtime.pdl
     )
     model.fused_kind = "rtn"
+    _compact(path)
+    model.fused_draft = path
+
+
+def _compact(path: FusedExpertPath) -> None:
+    """Copies each matrix once: it moves into a hole that making the layers has left, and its own place, which kept a
+    large block from going back to the device, is free. A budget then loses less to the allocator."""
+    torch.cuda.empty_cache()
+    for side in (path.gate_up, path.down):
+        for layer, matrix in enumerate(side):
+            side[layer] = type(matrix)(*(part.clone() for part in matrix))
     torch.cuda.empty_cache()
