@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from harness import catalogue, environment
 from harness.config import RunConfig, run_config
-from harness.grid import RunPlan, plan_run, reference_system
+from harness.grid import PlannedGroup, RunPlan, plan_run, reference_system
 from harness.launch import seats
 from harness.lease import Part, run_model, write_off
 from harness.measure import Measurement
@@ -80,6 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ids", type=Path, required=True, help="of scripts/prepare_prompt_ids.py")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit-s", type=float, default=1e9, help="stop between requests when so much time has passed")
+    parser.add_argument("--paced-prompts", type=int, default=10**6, help="datasets with a paced link")
+    parser.add_argument("--paced-systems", **names(SYSTEMS), help="systems with a paced link")
+    parser.add_argument("--warmup-tokens", type=int, help="new tokens of the prompt that is not measured; default: all")
     parser.add_argument("--write-off", metavar="REASON", help="a row with this reason for everything not measured")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--no-guard", action="store_true", help="measure although another process may use the card")
@@ -93,7 +96,7 @@ def compose(options: argparse.Namespace, changes: Mapping[str, Any]) -> RunConfi
     chosen: dict[str, Any] = {
         "model": options.models, "system": options.systems, "memory": options.memories, "link": options.links,
     } | {k: v for k, v in by_profile.items() if k not in ("repeats", "prompts")}  # fmt: skip
-    chosen |= {"model": options.models} | changes
+    chosen |= {"model": options.models, **changes}
     groups = {"model": "models", "system": "systems", "memory": "memories", "link": "links"}
     raw: dict[str, Any] = {
         "threads": None, "seed": 0, "fresh": False, "prompts": options.prompts, "repeats": options.repeats,
@@ -111,6 +114,7 @@ def compose(options: argparse.Namespace, changes: Mapping[str, Any]) -> RunConfi
     encodings = {name: {"encoding": name} for name in options.encoding if name != "plain"}
     raw["variants"] = dict(raw.get("variants") or {}) | encodings
     config = run_config(raw)
+    config = replace(config, warmup_tokens=options.warmup_tokens)
     also = [_setting(text) for text in options.also]
     plain = {s.name: s for s in reversed(config.systems)}
     more = [replace(plain[n], options={**plain[n].options, **changed}) for n, changed in also if n in plain]
@@ -155,7 +159,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     commit = environment.git_commit()
     configs = configurations(options)
     source = IdSource(options.ids, prompts=options.prompts)
-    plans = [(config, plan_run(config, source)) for config in configs]
+    plans = [(config, _chosen(plan_run(config, source), options)) for config in configs]
     device = plans[0][1].device
     place = seats(device, 1 if device == "cuda" else None)[0]
     _environment(out, device, plans, commit)
@@ -192,6 +196,19 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     done = len(wanted & records.done)
     return {"out": str(out), "rows": done, "left": len(wanted) - done, "written_off": missing,
             "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
+
+
+def _chosen(plan: RunPlan, options: argparse.Namespace) -> RunPlan:
+    """Fewer datasets and systems where the link is paced, as far as the options say so."""
+
+    def kept(planned: PlannedGroup) -> PlannedGroup:
+        if planned.memory.link_rate_bytes_per_s is None:
+            return planned
+        wanted = options.paced_prompts if planned.group.system.name in options.paced_systems else 0
+        return planned._replace(prompts=dict(list(planned.prompts.items())[:wanted]))
+
+    blocks = [[p for p in map(kept, block) if p.requests] for block in plan.blocks]
+    return replace(plan, blocks=[block for block in blocks if block])
 
 
 def _environment(out: Path, device: str, plans: Sequence[tuple[RunConfig, RunPlan]], commit: str) -> None:
