@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from specter_core.cuda_parts import CudaParts
 
 CONTEXT_BYTES = 1_200_000_000
-"""CUDA context, kernel modules and captured graphs (measured: 0.7 to 0.85 GB without graphs, 1.05 GB with those of a plain target)."""
+"""CUDA context, kernel modules and captured graphs (measured: 0.7 to 0.85 GB without graphs, 1.05 with a plain target's)."""
 COMPUTE_DTYPES = {"cpu": torch.float32, "cuda": None}
 
 
