@@ -51,7 +51,7 @@ def caption(rows: pd.DataFrame) -> str:
     n = distinct.groupby(["model", "dataset"]).size()
     window = ", ".join(f"{w:g}" for w in sorted(distinct["window"].dropna().unique()))
     count = f"{n.min()}" if len(n) and n.min() == n.max() else f"{n.min()}-{n.max()}" if len(n) else "0"
-    what = "MoE layers" if distinct["layer"].notna().all() else "prompts"
+    what = "MoE layers" if distinct["layer"].notna().all() else "prompt" if count == "1" else "prompts"
     return (
         f"window of {window or 'unknown'} tokens; n = {count} {what} per bar; weights "
         f"{', '.join(sorted(rows['weights'].unique()))}; device {', '.join(sorted(rows['device'].unique()))}"

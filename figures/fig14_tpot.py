@@ -84,8 +84,9 @@ def _panel(axis: Axes, panel: pd.DataFrame, systems: list[style.SystemStyle], la
             if value > top:
                 _note(axis, x, top * 0.985, f"{shown(value)}\u2191", "white", "top", rotation=90)
             elif x == at[-1] and np.isfinite(value):
-                place = max(value + error, stated or 0.0)
-                lift = 1 if stated is None or stated < place * 0.9 else 4
+                place, lift = value + error, 1
+                if stated is not None and abs(stated - place) < 0.15 * top:  # above the diamond, not across it
+                    place, lift = max(place, stated), 4
                 _note(axis, x, place, shown(value), "black", "bottom", 90 * (len(systems) > 6), lift)
         if not np.isfinite(own).any():
             _note(axis, at[-1], 0, "n/a", system.colour, "bottom", rotation=90)

@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 
 LABELS = ("GK", "WT", "HE", "GP", "C4", "AVG")
 WATERMARK = "CPU run: checks behaviour, not GPU performance"
+DUMMY = "dummy weights"
 FALLBACK = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#000000")
 DATASET_COLOURS = dict(zip(LABELS, ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#000000"), strict=True))
 MODELS = {
@@ -72,13 +73,22 @@ def systems(rows: pd.DataFrame) -> list[SystemStyle]:
         if _of(table, name, "system_figure", True):
             colour = _of(table, name, "system_colour", FALLBACK[number % len(FALLBACK)])
             label = str(_of(table, name, "system_label", name))
-            dummy = "weights" in rows and (rows.loc[rows["system"] == name, "weights"] == "dummy").all()
-            tokens = rows.loc[rows["system"] == name, "new_tokens"].max() if "new_tokens" in rows else 0
-            remarks = ["dummy weights"] if dummy else []
-            remarks += [f"{tokens} tokens"] if tokens and tokens < rows["new_tokens"].max() else []
+            remarks = _remarks(rows, name)
             label = f"{label} ({', '.join(remarks)})" if remarks else label
-            styles.append(SystemStyle(name, label, colour, "////" if dummy else ""))
+            styles.append(SystemStyle(name, label, colour, "////" if DUMMY in remarks else ""))
     return styles
+
+
+def _remarks(rows: pd.DataFrame, system: str) -> list[str]:
+    """What tells a system's rows from those of the others: dummy weights, fewer tokens, fewer datasets."""
+    own = rows[rows["system"] == system]
+    remarks = [DUMMY] if "weights" in own and (own["weights"] == "dummy").all() else []
+    if "new_tokens" in own and own["new_tokens"].max() < rows["new_tokens"].max():
+        remarks.append(f"{own['new_tokens'].max()} tokens")
+    if "label" in own and (there := set(own["label"])) < (every := set(rows["label"])):
+        few = ", ".join(x for x in LABELS if x in there)
+        remarks.append(f"{few} only" if len(there) < 3 else f"{len(there)} of {len(every)} datasets")
+    return remarks
 
 
 def shown(rows: pd.DataFrame) -> pd.DataFrame:
