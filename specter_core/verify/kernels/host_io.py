@@ -40,25 +40,18 @@ def load_rows(host: Tensor, tokens: Tensor, positions: Tensor, context: Tensor, 
 
 
 @triton.jit(do_not_specialize=["pairs"])
-def _report_kernel(ids, host, flag, pairs, BLOCK: tl.constexpr, ASM: tl.constexpr):
+def _report_kernel(ids, host, flag, pairs, BLOCK: tl.constexpr):
     for p0 in range(0, pairs, BLOCK):
         p = p0 + tl.arange(0, BLOCK)
         tl.store(host + p, tl.load(ids + p, mask=p < pairs, other=-1).to(tl.int32), mask=p < pairs)
     tl.debug_barrier()
-    if ASM:  # a releasing store: atomics on host memory are not every machine's
-        at = flag.to(tl.int64) + tl.zeros([1], tl.int64)
-        tl.inline_asm_elementwise(
-            "st.release.sys.global.u32 [$1], 1; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
-        )
-    else:
-        tl.atomic_xchg(flag, 1, sem="release", scope="sys")
+    tl.atomic_xchg(flag, 1, sem="release", scope="sys")
 
 
 def report_ids(ids: Tensor, host: Tensor, flag: Tensor) -> None:
     """ids int64 [R, k] -> host int32 [R·k], mapped; then flag int32 [1], mapped, becomes 1."""
     assert host.numel() == ids.numel() and ids.is_contiguous() and host.is_contiguous()
-    asm = ids.is_cuda or ids.is_meta
-    _report_kernel[(1,)](ids, host, flag, ids.numel(), BLOCK=BLOCK, ASM=asm, num_warps=1)
+    _report_kernel[(1,)](ids, host, flag, ids.numel(), BLOCK=BLOCK, num_warps=4)
 
 
 @triton.jit
