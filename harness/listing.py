@@ -18,6 +18,7 @@ from harness.prompts import PromptSource
 from harness.records import key_of
 from harness.system import ModelSpec
 from harness.weights import absent
+from specter_core.memory.budget import CONTEXT_BYTES
 
 OWN_DRAFT_VARIANTS = ("adapted", "streaming")
 """Systems whose draft shares nothing with the target: its tensors and KV are counted twice."""
@@ -96,6 +97,8 @@ def memory_line(planned: PlannedGroup) -> str:
     if shape is None or memory.budget_bytes is None:
         return f"{head}: no budget, every expert resident"
     fixed = parts(shape, memory.batch, memory.max_sequence, group.depth)
+    if memory.device == "cuda":
+        fixed |= {"context": CONTEXT_BYTES}
     options = group.system.options
     own_draft = options.get("variant") in OWN_DRAFT_VARIANTS
     if own_draft:
@@ -103,12 +106,15 @@ def memory_line(planned: PlannedGroup) -> str:
     shown = ", ".join(f"{name} {size / 1e6:,.1f}" for name, size in fixed.items() if size)
     line = f"{head}: budget {memory.budget_bytes / 1e6:,.1f} MB; {shown}"
     if not group.system.needs_store:
-        return f"{line}, the rest for resident layers"
+        layer, free = shape.experts * entry_bytes(shape), memory.budget_bytes - sum(fixed.values())
+        whole = free >= shape.moe_layers * layer
+        resident = shape.moe_layers if whole else max(0, free // layer - 1)  # one more for the layer that streams
+        return f"{line}, the rest for {resident} of {shape.moe_layers} resident layers"
     same_cache = options.get("capacity", "same_cache") == "same_cache" and not own_draft
     slots: float | None = memory.slots_per_layer if same_cache else None
     if slots is None:
         if options.get("capacity") == "same_cache":  # as many as Specter has in these bytes
-            fixed = parts(shape, memory.batch, memory.max_sequence, group.setting.model.depth)
+            fixed |= {"draft": parts(shape, memory.batch, memory.max_sequence, group.setting.model.depth)["draft"]}
         slots = slots_in(shape, memory.budget_bytes, fixed)
     size = slots * shape.moe_layers * entry_bytes(shape)
     return f"{line}, slots {size / 1e6:,.1f} ({slots:.1f} of {shape.experts} per layer)"

@@ -16,7 +16,7 @@ from specter_core.device_runtime import CudaRuntime, DeviceRuntime
 from specter_core.draft.draft_store import DraftExperts, draft_bytes, load_draft, quantize_rtn
 from specter_core.engine import SpecterEngine
 from specter_core.errors import UserError
-from specter_core.memory.budget import SlotPlan, fixed_slots, plan_slots
+from specter_core.memory.budget import CONTEXT_BYTES, SlotPlan, fixed_slots, plan_slots
 from specter_core.memory.eviction import POLICIES
 from specter_core.memory.expert_cache import ExpertCache
 from specter_core.memory.expert_loader import ExpertLoader
@@ -47,8 +47,6 @@ from specter_core.verify.residency import ResidencyManager
 if TYPE_CHECKING:
     from specter_core.cuda_parts import CudaParts
 
-CONTEXT_BYTES = 1_200_000_000
-"""CUDA context, kernel modules and captured graphs (measured: 0.7 to 0.85 GB without graphs, 1.05 with a plain target's)."""
 COMPUTE_DTYPES = {"cpu": torch.float32, "cuda": None}
 
 

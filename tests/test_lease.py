@@ -145,3 +145,21 @@ def _options():
     from specter_core.options import EngineOptions
 
     return EngineOptions(depth=0), EngineOptions(depth=4)
+
+
+def test_a_plan_gives_the_slots_of_every_system_within_the_same_bytes(capsys, monkeypatch):
+    from harness import listing
+    from scripts.gpu import run_fig14
+
+    monkeypatch.setattr(weights, "gpus", lambda: [{"name": "any"}])
+    options = run_fig14._parser().parse_args(["--ids", "x", "--out", "y", "--device", "cuda", "--links", "native"])
+    lines = list(listing.shape_lines(run_fig14.compose(options, {})))
+    slots = {
+        tuple(line.split(":")[0].strip().split(", ")): float(line.split("(")[1].split(" of")[0])
+        for line in lines
+        if "per layer" in line
+    }
+    for model, memory in (("deepseek_v2_lite", "high"), ("qwen15_moe", "low")):
+        specter, sc, sm, moe = (slots[model, memory, s] for s in ("specter", "mo_sc", "mo_sm", "specmoeoff"))
+        assert specter == sc and moe < specter < sm
+    assert any("transformers" in line and "of 26 resident layers" in line for line in lines)
