@@ -43,7 +43,8 @@ def counted(rows: pd.DataFrame) -> pd.DataFrame:
     keys = ["model", "weights", "device", "label", "prompt_id"]
     table = own.groupby(keys).agg(value=("distinct_experts", "mean"), window=("K", "max")).reset_index()
     table["window"] += 1
-    return table.rename(columns={"label": "dataset"}).assign(kind="distinct", other="", layer=None)
+    table = table.drop(columns="prompt_id").rename(columns={"label": "dataset"})
+    return table.assign(kind="distinct", other="", layer=None)
 
 
 def caption(rows: pd.DataFrame) -> str:

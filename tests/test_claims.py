@@ -239,6 +239,16 @@ def test_exactness_is_read_from_its_own_table_where_no_request_has_a_reference(t
     assert [f.weights for f in finding.also] == ["reference"]
 
 
+def test_working_sets_are_compared_on_records_where_no_routing_was_traced(tmp_path):
+    place = {label: n for n, label in enumerate(("GK", "WT", "HE", "GP", "C4"))}
+    rows = [r | {"distinct_experts": 30.0 + place[r["label"]] + 0.01 * len(r["prompt_id"])} for r in main_rows(3)]
+    write_records(tmp_path / "main", [r | {"weights": "synthetic"} for r in rows])
+    wanted = [ALL["working_sets_differ"], ALL["routing_differs"]]
+    differ, diverge = claims.evaluate(wanted, results.read(tmp_path), draws=0)
+    assert differ.verdict is Verdict.CALIBRATED and differ.value > 2
+    assert diverge.verdict is Verdict.NOT_RUN
+
+
 def test_intervals_pair_the_prompts_of_the_systems(tmp_path):
     """Prompts differ tenfold, the ratio of the systems does not: its interval is narrow, that of a TPOT is not."""
     rows = []
