@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +26,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.gpu.bench_decode_kernels import ceiling_tb_per_s, event_us
+from scripts.gpu.decode_checks import Env
+from scripts.gpu.nested_checks import nested_checks, rebuild_checks
 from specter_core.draft import rtn
 from specter_core.draft.int4 import Int4Matrix
 from specter_core.draft.kernels.layout import GemvMatrix, repack_for_gemv
@@ -141,9 +144,8 @@ def make_layer(shape: Shape, experts: int) -> Layer:
         plain[e, : layout.weights] = torch.cat([m.flatten() for m in w])
 
     def stacked(parts: list[Int4Matrix]) -> list[GemvMatrix]:
-        return [
-            repack_for_gemv(Int4Matrix(torch.stack([p.codes for p in parts]), torch.stack([p.scales for p in parts])))
-        ]
+        whole = Int4Matrix(torch.stack([p.codes for p in parts]), torch.stack([p.scales for p in parts]))
+        return [repack_for_gemv(whole)]
 
     codes = ResidentCodes(stacked([f.codes.gate_up for f in found]), stacked([f.codes.down for f in found]))
     return Layer(plain, nested, codes, layout)
@@ -188,53 +190,76 @@ def graph_us(runs: list[Callable[[], None]]) -> float:
     return event_us(graph.replay, 15) / len(runs)
 
 
+LOADS = {64: ((1, 6), (9, 28), (17, 56)), 4: ((9, 4),)}
+"""Experts of the layer -> (rows, distinct experts) of the passes to time."""
+
+
 def ffn(bench: Bench, shape: Shape, layer: Layer, tiles: bool) -> None:
     experts = layer.plain.shape[0]
-    gate_up, down = GATE_UP_TILE, DOWN_TILE
-    loads = ((1, shape.top_k), (9, 28), (17, 56)) if experts == 64 else ((9, 4),)
-    for count, distinct in loads:
+    for count, distinct in LOADS[experts]:
         cases = [Case(shape, experts, count, distinct, seed) for seed in range(6)]
         outs = [torch.full((count, shape.top_k, shape.hidden), float("nan"), device="cuda") for _ in range(2)]
         cases[0].plain(layer, outs[0])
-        cases[0].nested(layer, outs[1], gate_up, down)
+        cases[0].nested(layer, outs[1], GATE_UP_TILE, DOWN_TILE)
         wrong = int((outs[0].view(torch.int32) != outs[1].view(torch.int32)).sum())
         note = f"of {outs[0].numel()}, {count} rows, {cases[0].distinct} experts"
         bench.row(shape.name, "nested against plain FFN: results with other bits", wrong, "", note)
-        for name, run, size in (
-            ("plain", lambda c: c.plain(layer, outs[0]), 2 * layer.layout.weights),
-            (
-                "nested",
-                lambda c: c.nested(layer, outs[1], gate_up, down),
-                layer.nested.shape[1] + layer.layout.weights * 0.516,
-            ),
-        ):
-            us = graph_us([lambda c=c, run=run: run(c) for c in cases])
-            rate = cases[0].distinct * size / us / 1e6
-            bench.row(
-                shape.name,
-                f"grouped FFN, {name}, {count} rows, {cases[0].distinct} experts",
-                us,
-                "us",
-                f"{rate:.2f} TB/s",
-            )
+        us = graph_us([partial(case.plain, layer, outs[0]) for case in cases])
+        ffn_row(bench, shape, "plain", cases[0], us, 2 * layer.layout.weights)
+        nested_us(bench, shape, layer, cases, GATE_UP_TILE, DOWN_TILE, "nested")
     if tiles:
-        sweep(bench, shape, layer, experts)
+        best = sweep(bench, shape, layer, experts)
+        for count, distinct in LOADS[experts]:
+            cases = [Case(shape, experts, count, distinct, seed) for seed in range(6)]
+            nested_us(bench, shape, layer, cases, *best, "nested, best tiles")
 
 
-def candidates() -> Iterator[tuple[str, GroupedTile]]:
-    for block_n, warps, stages in ((32, 4, 3), (32, 4, 2), (32, 8, 3), (16, 4, 3), (16, 2, 3), (64, 8, 3), (64, 8, 2)):
-        yield f"N{block_n} W{warps} S{stages}", GroupedTile(block_n=block_n, warps=warps, stages=stages)
+def nested_us(
+    bench: Bench, shape: Shape, layer: Layer, cases: list[Case], gate_up: GroupedTile, down: GroupedTile, name: str
+) -> None:
+    out = torch.zeros(cases[0].x.shape[0], shape.top_k, shape.hidden, device="cuda")
+    us = graph_us([partial(case.nested, layer, out, gate_up, down) for case in cases])
+    ffn_row(bench, shape, name, cases[0], us, layer.nested.shape[1] + layer.layout.weights * 0.516)
 
 
-def sweep(bench: Bench, shape: Shape, layer: Layer, experts: int) -> None:
+def ffn_row(bench: Bench, shape: Shape, name: str, case: Case, us: float, bytes_per_expert: float) -> None:
+    what = f"grouped FFN, {name}, {case.x.shape[0]} rows, {case.distinct} experts"
+    bench.row(shape.name, what, us, "us", f"{case.distinct * bytes_per_expert / us / 1e6:.2f} TB/s")
+
+
+GATE_UP_CANDIDATES = (
+    (32, 4, 4, None),
+    (32, 4, 3, None),
+    (32, 4, 2, None),
+    (32, 4, 3, 96),
+    (64, 8, 3, None),
+    (16, 4, 3, 96),
+)
+DOWN_CANDIDATES = (
+    (32, 4, 3, None),
+    (32, 4, 4, None),
+    (32, 4, 3, 80),
+    (64, 4, 3, None),
+    (32, 2, 3, None),
+    (64, 8, 3, None),
+)
+
+
+def candidates(which: str) -> Iterator[tuple[str, GroupedTile]]:
+    for block_n, warps, stages, registers in GATE_UP_CANDIDATES if which == "gate_up" else DOWN_CANDIDATES:
+        name = f"N{block_n} W{warps} S{stages} R{registers}"
+        yield name, GroupedTile(block_n=block_n, warps=warps, stages=stages, registers=registers)
+
+
+def sweep(bench: Bench, shape: Shape, layer: Layer, experts: int) -> tuple[GroupedTile, GroupedTile]:
     cases = [Case(shape, experts, 17, 56, seed) for seed in range(4)]
     out = torch.zeros(cases[0].x.shape[0], shape.top_k, shape.hidden, device="cuda")
     best: dict[str, tuple[float, GroupedTile]] = {"gate_up": (1e9, GATE_UP_TILE), "down": (1e9, DOWN_TILE)}
     for which in best:
-        for name, tile in candidates():
+        for name, tile in candidates(which):
             pair = (tile, best["down"][1]) if which == "gate_up" else (best["gate_up"][1], tile)
             try:
-                us = graph_us([lambda c=c, pair=pair: c.nested(layer, out, *pair) for c in cases])
+                us = graph_us([partial(case.nested, layer, out, *pair) for case in cases])
             except Exception as error:
                 print(f"  {which} {name}: {type(error).__name__} {str(error)[:100]}", flush=True)
                 continue
@@ -242,6 +267,15 @@ def sweep(bench: Bench, shape: Shape, layer: Layer, experts: int) -> None:
             if us < best[which][0]:
                 best[which] = (us, tile)
     print(best, flush=True)
+    return best["gate_up"][1], best["down"][1]
+
+
+def checks(bench: Bench) -> None:
+    """Bits, on adversarial weights too, before anything is timed."""
+    env = Env.make("cuda", torch.bfloat16, 7)
+    for found in (rebuild_checks(env, 2816, 2048), nested_checks(env, 12, 6, 2048, 1408, 17)):
+        for check in found:
+            bench.row("checks", check.name[:58], check.value, "" if check.ok else "FAILED")
 
 
 def main() -> int:
@@ -254,9 +288,10 @@ def main() -> int:
     ceiling = ceiling_tb_per_s()
     print(f"HBM ceiling: copy {ceiling['copy']:.2f}, read {ceiling['read']:.2f} TB/s")
     bench = Bench()
-    for kind in ("gauss", "student5"):
+    steps = [checks, *(partial(codec, shape=SHAPES[0], kind=kind) for kind in ("gauss", "student5"))]
+    for step in steps:
         try:
-            codec(bench, SHAPES[0], kind)
+            step(bench)
         except Exception:
             traceback.print_exc(limit=-5)
     for shape in SHAPES:

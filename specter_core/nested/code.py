@@ -2,14 +2,14 @@
 
 With q the INT4 code (-8 … 7), s its group's scale and w the weight's 16 bits read as an integer:
 
-    q != 0    w = top 16 bits of float32(7/16 · s · q) + symbol
+    q != 0    w = bits of bfloat16(q · t) + symbol                       t = bfloat16(|7/16 · s|)
     q == 0    w = symbol + 256 · tail
 
 A weight that rounds to q lies between |q|·s/2 (for |q| = 1) and 3/2·|q|·s in size: at most 237 BF16 numbers up from
-7/16·|q|·s, whatever the scale. What rounds to 0 has no such neighbourhood, so it is stored as it is, and so is any
-pattern that no code reaches: `sanitised` moves the code of such a weight (GPTQ's error feedback makes them, 1 to 2 %)
-to the nearest that does, in the last resort to 0. Signs, infinities, NaNs and -0 need no case: w is only ever added to
-and compared as an integer. All products are exact in float32: 11 bits of scale, 4 of 7/16 · 16, at most 9 of q + 264.
+7/16·|q|·s, whatever the scale, and the roundings move that by 2. What rounds to 0 has no such neighbourhood, so it is
+stored as it is, and so is any pattern that no code reaches: `sanitised` moves the code of such a weight (GPTQ's error
+feedback makes them, 1 to 2 %) to the nearest that does, in the last resort to 0. Signs, infinities, NaNs and -0 need no
+case: w is only ever added to and compared as an integer.
 
 Tails are listed by row, group and, within a group, in `TAIL_ORDER`. Symbols are stored so that 32-bit words of four
 meet the 32-bit words of eight codes in the draft kernels' layout (draft/kernels/layout.py: nibble j of word n is input
@@ -27,7 +27,7 @@ from torch import Tensor
 from specter_core.draft.int4 import GROUP
 
 BASE = 7 / 16
-"""Bases are multiples of BASE · s."""
+"""Bases are about BASE · s · q."""
 
 _WORDS = GROUP // 8
 STORED_ORDER = tuple(16 * j + n for half in (range(4), range(4, 8)) for n in range(_WORDS) for j in half)
@@ -88,10 +88,11 @@ def _reached(bits: Tensor, groups: Tensor, scales: Tensor) -> Tensor:
 
 
 def _bases(groups: Tensor, scales: Tensor) -> Tensor:
-    """int32 [rows, G, 128]: what symbols are added to, 0 where the code is 0."""
-    s = scales.to(torch.float32).unsqueeze(-1) * BASE
-    product = (groups.to(torch.float32) + 264.0) * s - 264.0 * s  # +0 wherever it is zero, as in the kernels
-    return (product.view(torch.int32) >> 16) & 0xFFFF
+    """int32 [rows, G, 128]: what symbols are added to, 0 where the code is 0. Products are rounded once, to BF16."""
+    assert bool(scales.isfinite().all()), "scales must be finite"
+    t = (scales.to(torch.float32) * BASE).abs().to(torch.bfloat16).to(torch.float32).unsqueeze(-1)
+    product = (groups.to(torch.float32) * t).to(torch.bfloat16)
+    return product.view(torch.int16).to(torch.int32) & 0xFFFF
 
 
 def _bits(weight: Tensor) -> Tensor:

@@ -8,10 +8,9 @@ import triton.language as tl
 from torch import Tensor
 
 from specter_core.draft.int4 import GROUP
-from specter_core.draft.kernels.nibbles import BITS_16, BITS_256
 from specter_core.nested.kernels.rebuild import rebuild_group
 
-ROWS = 32
+ROWS = 8
 
 
 @triton.jit
@@ -22,8 +21,6 @@ def _decode_kernel(
     tails,
     starts,
     out,
-    bits_256,
-    bits_16,
     K: tl.constexpr,
     ROWS: tl.constexpr,
     ASM: tl.constexpr,
@@ -37,7 +34,7 @@ def _decode_kernel(
         at = symbols + row[:, None] * (K // 4) + group * 32 + n[None, :]
         first, second = tl.load(at), tl.load(at + 16)
         scale = tl.load(scales + row * (K // 128) + group).to(tl.float32)
-        tile, cursor = rebuild_group(code_words, first, second, scale, cursor, tails, bits_256, bits_16, ROWS, ASM)
+        tile, cursor = rebuild_group(code_words, first, second, scale, cursor, tails, ROWS, ASM)
         k = group * 128 + tl.arange(0, 128)
         tl.store(out + row[:, None] * K + k[None, :], tile)
 
@@ -56,10 +53,8 @@ def decode_rows(words: Tensor, scales: Tensor, symbols: Tensor, tails: Tensor, s
         tails,
         starts,
         out,
-        BITS_256,
-        BITS_16,
         K=inputs,
         ROWS=ROWS,
         ASM=out.is_cuda or out.is_meta,
-        num_warps=4,
+        num_warps=1,
     )

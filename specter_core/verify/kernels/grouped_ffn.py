@@ -16,13 +16,15 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class GroupedTile:
-    """rows gathered per tile, outputs per program, inputs per step; fixed by the weights' shape, never by R."""
+    """rows gathered per tile, outputs per program, inputs per step; fixed by the weights' shape, never by R. registers:
+    at most so many per thread (None: the compiler's choice; nested kernels only)."""
 
     rows: int = 16
     block_n: int = 32
     block_k: int = 128
     warps: int = 4
     stages: int = 4
+    registers: int | None = None
 
 
 GATE_UP_TILE = GroupedTile(block_n=32, stages=4)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from specter_core.draft.int4 import GROUP
 from specter_core.draft.kernels.layout import GemvMatrix
-from specter_core.draft.kernels.nibbles import BITS_16, BITS_256
 from specter_core.nested.kernels.rebuild import prefetch_tails, rebuild_group
 from specter_core.nested.layout import NestedLayout
 from specter_core.verify.kernels.grouped_ffn import GroupedTile, _tile_pairs
@@ -70,20 +69,18 @@ def _as_weights(bits, dtype: tl.constexpr, FENCE: tl.constexpr):
 
 
 @triton.jit
-def _tile_of_group(
-    words, scales, symbols, tails, cursor, group, bits_256, bits_16, K: tl.constexpr, N: tl.constexpr, ASM: tl.constexpr
-):
+def _tile_of_group(words, scales, symbols, tails, cursor, group, K: tl.constexpr, N: tl.constexpr, ASM: tl.constexpr):
     """One group of N rows, whose words, scales (float16*) and symbols (int32*) begin at these pointers [N]."""
     n = tl.arange(0, 16)
     codes = tl.load(words[:, None] + group * 16 + n[None, :])
     at = symbols[:, None] + group * 32 + n[None, :]
     scale = tl.load(scales + group).to(tl.float32)
-    return rebuild_group(codes, tl.load(at), tl.load(at + 16), scale, cursor, tails, bits_256, bits_16, N, ASM)
+    return rebuild_group(codes, tl.load(at), tl.load(at + 16), scale, cursor, tails, N, ASM)
 
 
 @triton.jit
 def _gate_up_kernel(
-    x, slots32, slots8, addresses, layer, experts, slots, members, counts, act, stride_x, bits_256, bits_16,
+    x, slots32, slots8, addresses, layer, experts, slots, members, counts, act, stride_x,
     TOP_K: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr, ENTRY: tl.constexpr,
     SYMBOLS: tl.constexpr, TAILS: tl.constexpr, CAPACITY: tl.constexpr, LISTED: tl.constexpr, ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr, FENCE: tl.constexpr, LINES: tl.constexpr,
@@ -114,11 +111,11 @@ def _gate_up_kernel(
         a = tl.load(x_rows + ks[None, :], mask=mask[:, None], other=0.0)
         g, gate_cursor = _tile_of_group(
             words + gate_rows * (H // 8), scales + gate_rows * (H // 128), symbols + gate_rows * (H // 4), tails,
-            gate_cursor, group, bits_256, bits_16, H, BLOCK_N, FENCE,
+            gate_cursor, group, H, BLOCK_N, FENCE,
         )  # fmt: skip
         u, up_cursor = _tile_of_group(
             words + up_rows * (H // 8), scales + up_rows * (H // 128), symbols + up_rows * (H // 4), tails,
-            up_cursor, group, bits_256, bits_16, H, BLOCK_N, FENCE,
+            up_cursor, group, H, BLOCK_N, FENCE,
         )  # fmt: skip
         gate = tl.dot(a, tl.trans(_as_weights(g, x.dtype.element_ty, FENCE)), gate, input_precision="ieee")
         up = tl.dot(a, tl.trans(_as_weights(u, x.dtype.element_ty, FENCE)), up, input_precision="ieee")
@@ -129,7 +126,7 @@ def _gate_up_kernel(
 
 @triton.jit
 def _down_kernel(
-    act, slots32, slots8, addresses, layer, experts, slots, members, counts, out, bits_256, bits_16,
+    act, slots32, slots8, addresses, layer, experts, slots, members, counts, out,
     H: tl.constexpr, WIDTH: tl.constexpr, ENTRY: tl.constexpr, SYMBOLS: tl.constexpr,
     TAILS: tl.constexpr, CAPACITY: tl.constexpr, LISTED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
     FENCE: tl.constexpr, LINES: tl.constexpr,
@@ -154,9 +151,7 @@ def _down_kernel(
     for group in range(WIDTH // 128):
         ks = group * 128 + tl.arange(0, 128)
         a = tl.load(act + pairs[:, None] * WIDTH + ks[None, :], mask=mask[:, None], other=0.0)
-        b, cursor = _tile_of_group(
-            words, scales, symbols, tails, cursor, group, bits_256, bits_16, WIDTH, BLOCK_N, FENCE
-        )
+        b, cursor = _tile_of_group(words, scales, symbols, tails, cursor, group, WIDTH, BLOCK_N, FENCE)
         y = tl.dot(a, tl.trans(_as_weights(b, act.dtype.element_ty, FENCE)), y, input_precision="ieee")
     tl.store(out + pairs.to(tl.int64)[:, None] * H + ns[None, :], y, mask=mask[:, None])
 
@@ -189,15 +184,21 @@ def nested_ffn(
         "LINES": 4,
     }  # fmt: skip
     _gate_up_kernel[(triton.cdiv(count, gate_up_tile.rows), width // gate_up_tile.block_n, items)](
-        x, words, entries, codes.addresses, layer, listed, slots, members, counts, act, x.stride(0), BITS_256, BITS_16,
+        x, words, entries, codes.addresses, layer, listed, slots, members, counts, act, x.stride(0),
         TOP_K=top_k, **shape, **_options(gate_up_tile),
     )  # fmt: skip
     _down_kernel[(triton.cdiv(count, down_tile.rows), hidden // down_tile.block_n, items)](
-        act, words, entries, codes.addresses, layer, listed, slots, members, counts, out, BITS_256, BITS_16,
+        act, words, entries, codes.addresses, layer, listed, slots, members, counts, out,
         **shape, **_options(down_tile),
     )  # fmt: skip
 
 
-def _options(tile: GroupedTile) -> dict[str, int]:
+def _options(tile: GroupedTile) -> dict[str, int | None]:
     assert tile.block_k == GROUP, tile
-    return {"ROWS": tile.rows, "BLOCK_N": tile.block_n, "num_warps": tile.warps, "num_stages": tile.stages}
+    return {
+        "ROWS": tile.rows,
+        "BLOCK_N": tile.block_n,
+        "num_warps": tile.warps,
+        "num_stages": tile.stages,
+        "maxnreg": tile.registers,
+    }
