@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
+from baselines.mixtral_offloading.lru_residency import LruResidency
 from baselines.mixtral_offloading.swap_link import SwapLink
 from baselines.mixtral_offloading.swap_residency import SwapResidency
 from baselines.mixtral_offloading.system import SPARE_BUFFERS, MixtralOffloading, create
@@ -18,7 +21,8 @@ from specter_core.errors import UserError
 from specter_core.memory.expert_cache import ExpertCache
 from specter_core.types import ExpertKey, Request
 from specter_core.verify.expert_ffn import expert_ffn
-from specter_core.verify.ops import Copy, Gemm, Source
+from specter_core.verify.ops import Copy, Gemm, Release, Source
+from specter_core.verify.residency import LayerPlan
 from tests.tiny_models import tiny_checkpoint
 
 REQUESTS = [Request(f"r{i}", tuple(range(4 + i, 20 + i)), 16, ignore_eos=True) for i in range(2)]
@@ -183,3 +187,47 @@ def test_hits_come_first_and_at_most_the_spare_buffers_swaps_are_under_way(neede
     copies = [op.slot for op in plan.ops if isinstance(op, Copy)]
     unneeded = [slot for slot, expert in enumerate((2, 5, 1)) if expert not in needed]
     assert copies[: len(unneeded)] == unneeded[: len(copies)], "least recently used first, hits of this layer last"
+
+
+def played(cache: ExpertCache, plan: LayerPlan) -> int:
+    """Carries a plan out on the cache alone, as an executor does; the number of loads."""
+    loads = 0
+    for slot in plan.protects:
+        cache.protect(slot)
+    for op in plan.ops:
+        match op:
+            case Copy(key, slot):
+                assert not cache.is_protected(slot)
+                cache.begin_load(key, slot)
+                cache.protect(slot)
+                loads += 1
+            case Gemm(key, slot, source):
+                if source is not Source.HIT:
+                    cache.finish_load(slot)
+                assert cache.lookup(key) == slot
+                cache.touch(key)
+            case Release(slot):
+                cache.release(slot)
+    cache.check_integrity()
+    return loads
+
+
+@given(st.lists(st.sets(st.integers(0, 9), min_size=1, max_size=6), min_size=1, max_size=12), st.integers(1, 8))
+def test_the_improved_order_loads_each_missing_expert_once_over_the_oldest_unneeded(sets, slots):
+    cache = ExpertCache((slots,))
+    residency = LruResidency(cache)
+    for needed in (sorted(s) for s in sets):
+        ages = {k.expert: cache.recency(s) for s in cache.layer_slots(0) if (k := cache.key(s)) is not None}
+        done = [e for e in needed if e in ages][::2]
+        for expert in done:
+            cache.touch(ExpertKey(0, expert))
+        plan = residency.plan_layer(0, needed, None, (), done)
+        computed = [op.key.expert for op in plan.ops if isinstance(op, Gemm)]
+        assert sorted([*computed, *done]) == needed
+        assert played(cache, plan) == len(plan.misses) == len(set(needed) - set(ages))
+        held = {k.expert for k in cache.residents(0)}
+        gone = set(ages) - held
+        kept = (set(ages) & held) - set(needed)
+        if len(needed) <= slots:
+            assert set(needed) <= held
+            assert not gone or not kept or max(ages[e] for e in gone) < min(ages[e] for e in kept)
