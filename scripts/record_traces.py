@@ -33,23 +33,23 @@ ORDERS = ("expertwise", "tokenwise")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0, or 2 for bad input (one line on stderr)."""
+    """Exit code 0, 1 when the two orders generate different tokens, or 2 for bad input (one line on stderr)."""
     args = _parser().parse_args(arguments)
     try:
         torch.set_num_threads(1)
         folder = args.out / "traces"
         folder.mkdir(parents=True, exist_ok=True)
         with _open(args) as model:
-            for order in ORDERS:
-                print(record(model, args, order, folder / f"{order}.json"))
+            tokens = [record(model, args, order, folder / f"{order}.json") for order in ORDERS]
+        print(f"{folder}: {len(tokens[0])} tokens, the same in both orders: {tokens[0] == tokens[1]}")
+        return 0 if tokens[0] == tokens[1] else 1
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    return 0
 
 
-def record(model: LoadedModel, args: argparse.Namespace, order: str, path: Path) -> Path:
-    """One run with verification in `order`, its trace written to path."""
+def record(model: LoadedModel, args: argparse.Namespace, order: str, path: Path) -> list[int]:
+    """One run with verification in `order`, its trace written to path. Returns the generated tokens."""
     request = Request("prompt", _prompt(model, args), args.new_tokens, ignore_eos=True)
     options = EngineOptions(depth=args.depth, context_tokens=PROMPT_TOKENS + args.new_tokens)
     options = replace(options.paper() if args.variant == "paper" else options, verify=order)
@@ -71,7 +71,7 @@ def record(model: LoadedModel, args: argparse.Namespace, order: str, path: Path)
     if args.windows:
         _cut(trace, first, last)
     trace.write(path, **_metadata(args, run, order, slots, first, last))
-    return path
+    return run.results[0].tokens
 
 
 def kept_windows(windows: Sequence[WindowStats], wanted: int) -> tuple[int, int]:
@@ -136,7 +136,9 @@ def _metadata(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.record_traces", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m scripts.record_traces",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", default="reference/deepseek_v2_mini", help="folder, or a name for synthetic")
     parser.add_argument("--out", type=Path, required=True, help="a results folder")

@@ -3,7 +3,7 @@
 Full-size random (or synthetic) weights, prompts of several lengths, in two memory budgets and with every expert
 resident, each with an empty cache (cold) and with what the prompt before left (warm). The floor of a cold prefill is
 the bytes of its distinct experts over the link's standalone rate; computation alone is the prefill with every expert
-resident. Last line: JSON.
+resident. The last token's logits must have the same bits in every setting. Last line: JSON; exit code 1 on a mismatch.
 Writes prefill_MODEL.csv to $OUT (or outputs/).
 """
 
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -54,6 +55,9 @@ class Bench:
         self.name, self.weights, self.model, self.lengths, self.repeats = name, weights, model, lengths, repeats
         self.rows: list[dict[str, Any]] = []
         self.compute_ms: dict[tuple[int, int], float] = {}
+        self.bits: dict[str, int] = {}  # request -> hash of its first logits
+        self.compared = self.mismatches = 0
+        self._began = time.perf_counter()
 
     def resident(self, chunks: list[int]) -> None:
         """Computation alone, in chunks of several sizes."""
@@ -67,14 +71,19 @@ class Bench:
                     self._add("resident", "warm", tokens, chunk, best)
             self._clear()
 
-    def all(self, chunks: list[int], budgets: Sequence[float], profiled_tokens: int, path: Path) -> None:
-        """Everything; the CSV holds what was measured, also after an error."""
+    def all(
+        self, chunks: list[int], budgets: Sequence[float], profiled_tokens: int, path: Path, limit_s: float = 1e9
+    ) -> None:
+        """Everything, but nothing new after limit_s; the CSV holds what was measured, also after an error."""
+        steps = [lambda: self.resident(chunks[:1])]
+        steps += [lambda gb=gb: self.budget(gb, chunks[0]) for gb in budgets]  # type: ignore[misc]
+        if profiled_tokens:
+            steps.append(lambda: self.profile(profiled_tokens, chunks[0]))
+        steps.append(lambda: self.resident(chunks[1:]))
         try:
-            self.resident(chunks)
-            if profiled_tokens:
-                self.profile(profiled_tokens, chunks[0])
-            for budget_gb in budgets:
-                self.budget(budget_gb, chunks[0])
+            for step in steps:
+                if time.perf_counter() - self._began < limit_s:
+                    step()
         finally:
             if self.rows:
                 with path.open("w", newline="", encoding="utf-8") as file:
@@ -107,11 +116,20 @@ class Bench:
     def _engine(self, budget_gb: float | None, chunk: int) -> SpecterEngine:
         options = EngineOptions(depth=16, context_tokens=max(self.lengths) + 64, prefill_chunk_tokens=chunk)
         budget = None if budget_gb is None else round(budget_gb * 1e9)
-        return build_engine(self.model, options, budget_bytes=budget)
+        engine = build_engine(self.model, options, budget_bytes=budget)
+        prefill = engine.target.prefill
+
+        def watched(*args: Any) -> Tensor:
+            self._logits = prefill(*args)
+            return self._logits
+
+        engine.target.prefill = watched  # type: ignore[method-assign]
+        return engine
 
     def _once(self, engine: SpecterEngine, tokens: int, seed: int) -> dict[str, Any]:
         request = prompt(self.name, self.weights, self.model.decoder.config.vocab_size, tokens, seed)
         result = engine.generate([request]).results[0]
+        self._compare(request.request_id)
         stats, link = engine.prefill_stats, engine.experts.loader.link
         rate, entry = link.rate_bytes_per_s, link.entry_bytes
         distinct = sum(stats.distinct)
@@ -121,6 +139,12 @@ class Bench:
             "floor_ms": distinct * entry / rate * 1e3, "moved_ms": stats.h2d_bytes / rate * 1e3,
             "link_use": stats.h2d_bytes / rate / (result.ttft_ms / 1e3),
         }  # fmt: skip
+
+    def _compare(self, request: str) -> None:
+        bits = self._logits.view(torch.int32).long()
+        found = int((bits * (torch.arange(bits.numel(), device=bits.device) * 2_654_435_761 + 1)).sum())
+        self.compared += request in self.bits
+        self.mismatches += self.bits.setdefault(request, found) != found
 
     def _add(self, budget: str, state: str, tokens: int, chunk: int, found: dict[str, Any]) -> None:
         compute_ms = self.compute_ms.get((tokens, chunk), float("nan"))
@@ -192,8 +216,10 @@ def main() -> int:
     with opened(options.model, options.weights) as model:
         bench = Bench(options.model, options.weights, model, lengths, options.repeats)
         bench.all(chunks, budgets, options.profile, out / f"prefill_{options.model}.csv")
-    print(json.dumps({"model": options.model, "rows": len(bench.rows), "seconds": round(time.perf_counter() - begin)}))
-    return 0
+    summary = {"model": options.model, "rows": len(bench.rows), "compared": bench.compared}
+    summary |= {"mismatches": bench.mismatches, "seconds": round(time.perf_counter() - begin)}
+    print(json.dumps(summary))
+    return 1 if bench.mismatches else 0
 
 
 if __name__ == "__main__":
