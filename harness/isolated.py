@@ -75,7 +75,7 @@ class IsolatedProcess:
         self._environment = environment
         ours_in, theirs_out = os.pipe()
         theirs_in, ours_out = os.pipe()
-        env = dict(os.environ, PYTHONUNBUFFERED="1", HF_HUB_OFFLINE="1", **(variables or {}))
+        env = {**os.environ, "PYTHONUNBUFFERED": "1", "HF_HUB_OFFLINE": "1", **(variables or {})}
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         try:
             self._process = subprocess.Popen(

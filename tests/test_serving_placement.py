@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 from baselines.llama_cpp_offload.gguf_plan import gguf_plan
 from baselines.llama_cpp_offload.placement import facts, layer_bytes, place
 from baselines.vllm_offload.offload import OVERHEAD_BYTES, kv_bytes, offload
-from baselines.vllm_offload.system import check_offloaded, utilisation
+from baselines.vllm_offload.system import check_offloaded
 from harness import catalogue
 from harness.config import model_entry
-from harness.device_bytes import DeviceBytes
 from harness.synthetic import spec_for
 from specter_core.errors import UserError
 
@@ -110,13 +109,6 @@ def test_bytes_on_the_device_show_that_nothing_was_offloaded():
     check_offloaded(None, 30_000_000_000, ready)
     with pytest.raises(UserError, match=r"holds 29\.8 GB on the device with a budget of 20\.0 GB: it did not offload"):
         check_offloaded(20_000_000_000, 29_800_000_000, ready)
-
-
-def test_the_share_of_the_card_is_the_budgets_or_what_is_free():
-    card = DeviceBytes(used=10_000_000_000, total=100_000_000_000)
-    assert utilisation(20_000_000_000, card) == pytest.approx(0.2)
-    assert utilisation(None, card) == pytest.approx(0.88)
-    assert utilisation(95_000_000_000, card) == pytest.approx(0.88)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v2_mini", "qwen2_moe_mini", "phimoe_mini"])

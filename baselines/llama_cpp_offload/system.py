@@ -13,6 +13,7 @@ from baselines.llama_cpp_offload.gguf_sources import description
 from baselines.llama_cpp_offload.placement import OVERHEAD_BYTES, PLACEMENTS, Placement, facts, layer_bytes, place
 from baselines.llama_cpp_offload.write_gguf import gguf_file
 from harness.catalogue import ROOT
+from harness.device_bytes import process_bytes
 from harness.isolated import Environment, IsolatedProcess, interpreter
 from harness.isolated_records import records
 from harness.system import NAN, MemorySpec, ModelSpec, RequestRecord
@@ -115,11 +116,12 @@ class LlamaCppSystem:
         return (times[-1] - times[0]) / 1e6 / (len(times) - 1)
 
     def generate(self, requests: Sequence[Request]) -> list[RequestRecord]:
-        """One native batch. On a GPU its device memory is measured by the harness; on a CPU, where no device is, the
-        planned bytes stand for it."""
+        """One native batch. peak_device_bytes: of its process as NVML tells it afterwards (it frees nothing), which the
+        harness's own meter replaces; on a CPU, where no device is, the planned bytes."""
         assert self.process is not None, "load comes first"
         kind = self.placed.kind if self.variant == "offload" else "resident"
         on_cpu = self.memory.device == "cpu"
+        generated = self.process.generate(requests)
         common = RequestRecord(
             "",
             (),
@@ -128,9 +130,9 @@ class LlamaCppSystem:
             NAN,
             variant=kind,
             dtype=str(self.stored).removeprefix("torch."),
-            peak_device_bytes=self.placed.device_bytes if on_cpu else None,
+            peak_device_bytes=self.placed.device_bytes if on_cpu else process_bytes(self.process.pid),
         )
-        return records(self.process.generate(requests), requests, common)
+        return records(generated, requests, common)
 
     def logits(self, tokens: Sequence[int]) -> list[float]:
         """Of the position after `tokens`: for the comparison with the target."""

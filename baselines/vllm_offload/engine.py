@@ -20,8 +20,8 @@ TORCH = "2.11"
 
 
 class Vllm:
-    """facts of load: model (folder), load_format, batch, max_sequence, kv_bytes, utilisation, compile, offload (vLLM's
-    own options), offloads (whether bytes must leave the device), eos_ids."""
+    """facts of load: model (folder), load_format, device, dtype, batch, max_sequence, kv_bytes, utilisation, compile,
+    offload (vLLM's own options), offloads (whether bytes must leave the device)."""
 
     def __init__(self) -> None:
         os.environ.update(VARIABLES)
@@ -29,21 +29,18 @@ class Vllm:
 
         if not torch.__version__.startswith(TORCH):
             raise ModuleNotFoundError(f"torch {torch.__version__} is here, vllm 0.25.1 is built for {TORCH}.0")
-        if not torch.cuda.is_available():
-            raise Refusal(
-                "vllm's torch sees no GPU: no card, or a driver older than its CUDA " + str(torch.version.cuda)
-            )
-        import vllm
-
-        self.vllm: Any = vllm
+        self.torch: Any = torch
         self.engine: Any = None
         self.served = 0
 
     def load(self, facts: dict[str, Any]) -> dict[str, Any]:
+        start = time.monotonic()
+        if facts["device"] == "cuda" and not self.torch.cuda.is_available():
+            raise Refusal(f"vllm: torch for CUDA {self.torch.version.cuda} sees no GPU: no card, or too old a driver")
+        import vllm
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
-        start = time.monotonic()
         offload = {k: set(v) if isinstance(v, list) else v for k, v in facts["offload"].items()}
         batch, length = facts["batch"], facts["max_sequence"]
         sizes = sorted({1, batch} | {n for n in (2, 4, 8, 16, 24, 32) if n < batch})
@@ -54,11 +51,12 @@ class Vllm:
             model=facts["model"],
             load_format=facts["load_format"],
             skip_tokenizer_init=True,
-            dtype="bfloat16",
+            dtype=facts["dtype"],
             max_model_len=length,
             max_num_seqs=batch,
             max_num_batched_tokens=max(batch, min(2048, batch * length)),
             enable_prefix_caching=False,
+            max_logprobs=-1,  # for `logits`
             gpu_memory_utilization=facts["utilisation"],
             kv_cache_memory_bytes=facts["kv_bytes"],
             compilation_config=compilation,
@@ -69,8 +67,8 @@ class Vllm:
         self.engine = LLMEngine.from_engine_args(arguments)
         moved = offloaded_bytes()
         if facts["offloads"] and not moved:
-            raise Refusal(f"vllm {self.vllm.__version__} moved no weights to the host although told to; try 0.25.1")
-        return {"version": self.vllm.__version__, "load_s": time.monotonic() - start, "offloaded_bytes": moved}
+            raise Refusal(f"vllm {vllm.__version__} moved no weights to the host although told to; try 0.25.1")
+        return {"version": vllm.__version__, "load_s": time.monotonic() - start, "offloaded_bytes": moved}
 
     def generate(self, requests: list[dict[str, Any]], step: Step) -> dict[str, Any]:
         from vllm import SamplingParams

@@ -10,7 +10,7 @@ from typing import Any
 
 from baselines.vllm_offload.engine import VARIABLES
 from baselines.vllm_offload.offload import OFFLOADERS, Offload, kv_bytes, offload
-from harness.device_bytes import DeviceBytes, device_bytes
+from harness.device_bytes import device_bytes, process_bytes
 from harness.isolated import Environment, IsolatedProcess, interpreter
 from harness.isolated_records import records
 from harness.system import NAN, MemorySpec, ModelSpec, RequestRecord
@@ -27,7 +27,8 @@ TOLERANCE_BYTES = 1_500_000_000
 class VllmSystem:
     """options: offloader uva | prefetch | best (each is loaded and timed once per load, the faster one stays); variant
     offload, or resident for everything on the device; compile: torch.compile beside CUDA graphs; load_format auto
-    (dummy for synthetic weights, which have no folder) or vLLM's; python."""
+    (dummy for synthetic weights, which have no folder) or vLLM's; dtype; python. On a CPU (a vLLM built for it) only
+    resident, for comparing tokens."""
 
     def __init__(
         self,
@@ -35,6 +36,7 @@ class VllmSystem:
         offloader: str = "best",
         compile: bool = True,
         load_format: str = "auto",
+        dtype: str = "bfloat16",
         python: str | None = None,
     ) -> None:
         if offloader not in (*OFFLOADERS, "best"):
@@ -42,15 +44,16 @@ class VllmSystem:
         if variant not in ("offload", "resident"):
             raise UserError(f"vllm variant {variant!r} is unknown; known: offload, resident")
         self.variant, self.offloader, self.compile = variant, offloader, compile
-        self.load_format, self.python = load_format, python
+        self.load_format, self.dtype, self.python = load_format, dtype, python
         self.process: IsolatedProcess | None = None
+        self.facts: dict[str, Any] = {}
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
     def load(self, model: ModelSpec, memory: MemorySpec) -> None:
-        """UserError: no environment, a CPU, too small a budget, or bytes on the device that show that offloading did
+        """UserError: no environment, too small a budget, or bytes on the device that show that offloading did
         not happen."""
-        if memory.device != "cuda":
-            raise UserError(f"vllm is measured on cuda only, not on {memory.device}; leave it out here")
+        if memory.device != "cuda" and self.variant != "resident":
+            raise UserError(f"vllm offloads on cuda only, not on {memory.device}; leave it out here")
         python = interpreter(ENVIRONMENT, self.python)
         shape = model.shape
         if shape is None:
@@ -71,7 +74,8 @@ class VllmSystem:
     def _start(self, python: str, plan: Offload, model: ModelSpec, budget: int | None) -> None:
         self.close()
         folder, loading = self._source(model)
-        before = device_bytes()
+        on_gpu = self.memory.device == "cuda"
+        card = device_bytes() if on_gpu else None
         shape = model.shape
         assert shape is not None
         self.placed = plan
@@ -82,14 +86,19 @@ class VllmSystem:
             "batch": self.memory.batch,
             "max_sequence": self.memory.max_sequence,
             "kv_bytes": kv_bytes(shape, self.memory.batch, self.memory.max_sequence),
-            "utilisation": utilisation(budget, before),
+            "device": self.memory.device,
+            "dtype": self.dtype,
+            "utilisation": plan.device_bytes / card.total if card else 0.1,
             "compile": self.compile,
             "offload": plan.options,
             "offloads": plan.offloaded_bytes > 0,
         })  # fmt: skip
-        after = device_bytes()
-        print(f"vLLM {plan}: {ready}, {after.used - before.used} bytes on the device")
-        check_offloaded(budget, after.used - before.used, ready)
+        self.facts = ready
+        if card is not None:
+            used = process_bytes(self.process.pid)
+            used = device_bytes().used - card.used if used is None else used
+            print(f"vLLM {plan}: {ready}, {used} bytes on the device")
+            check_offloaded(budget, used, ready)
 
     def _source(self, model: ModelSpec) -> tuple[Path, str]:
         """(folder, load_format); for weights in no folder one with config.json alone."""
@@ -110,11 +119,14 @@ class VllmSystem:
         return (times[-1] - times[0]) / 1e6 / (len(times) - 1)
 
     def generate(self, requests: Sequence[Request]) -> list[RequestRecord]:
-        """One native batch; device memory is measured by the harness."""
+        """One native batch. peak_device_bytes: of its process as NVML tells it afterwards (its allocator gives nothing
+        back); the harness's own meter takes precedence."""
         assert self.process is not None, "load comes first"
         kind = self.placed.offloader if self.variant == "offload" else "resident"
-        common = RequestRecord("", (), NAN, NAN, NAN, variant=kind, dtype="bfloat16")
-        return records(self.process.generate(requests), requests, common)
+        generated = self.process.generate(requests)
+        peak = process_bytes(self.process.pid) if self.memory.device == "cuda" else None
+        common = RequestRecord("", (), NAN, NAN, NAN, variant=kind, dtype=self.dtype, peak_device_bytes=peak)
+        return records(generated, requests, common)
 
     def logits(self, tokens: Sequence[int]) -> list[float]:
         """Log-probabilities of the position after `tokens`: for the comparison with the target."""
@@ -134,12 +146,6 @@ class VllmSystem:
         self.process = self._folder = None
 
 
-def utilisation(budget_bytes: int | None, device: DeviceBytes) -> float:
-    """gpu_memory_utilization: the budget's share of the card, or what is free of it."""
-    free = (device.total - device.used) / device.total - 0.02
-    return free if budget_bytes is None else min(free, budget_bytes / device.total)
-
-
 def check_offloaded(budget_bytes: int | None, used_bytes: int, ready: Mapping[str, Any]) -> None:
     """UserError when the device holds so much more than the budget that offloading cannot have happened."""
     if budget_bytes is not None and used_bytes > budget_bytes + TOLERANCE_BYTES:
@@ -152,7 +158,7 @@ def check_offloaded(budget_bytes: int | None, used_bytes: int, ready: Mapping[st
 
 def create(options: Mapping[str, Any]) -> VllmSystem:
     known = {k: v for k, v in options.items() if k not in ("depth", "named")}
-    names = ("variant", "offloader", "compile", "load_format", "python")
+    names = ("variant", "offloader", "compile", "load_format", "dtype", "python")
     if unknown := sorted(set(known) - set(names)):
         raise UserError(f"vllm has no option {unknown[0]!r}; known: {', '.join(names)}")
     return VllmSystem(**known)

@@ -36,10 +36,11 @@ from harness.measure import Measurement
 from harness.prompt_ids import IdSource
 from harness.records import RecordFile
 from harness.reference_tokens import ReferenceTokens
+from scripts.gpu.together import Cell, measure_together
 from specter_core.errors import UserError
 
 KINDS = {"llama_cpp": ("placement", ("experts", "layers")), "vllm": ("offloader", ("uva", "prefetch"))}
-DATASETS = ("gsm8k", "wikitext2", "humaneval", "gpqa", "c4")
+BRIEF_TOKENS, WARMUP_TOKENS = 32, 16
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,6 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--models", **names("deepseek_v2_lite,qwen15_moe"))
     parser.add_argument("--memories", **names("high,low"))
     parser.add_argument("--kinds", type=lambda text: text.split(","), help="resident and placements; default: all")
+    parser.add_argument(
+        "--brief", type=lambda text: text.split(","), default=[], help="kinds with one prompt, 32 tokens"
+    )
+    parser.add_argument(
+        "--together", action="store_true", help="start all engines at once, measure one after the other"
+    )
     parser.add_argument("--batch", type=lambda text: [int(t) for t in text.split(",")], default=[1])
     parser.add_argument("--datasets", **names("gsm8k,wikitext2,humaneval"), help="one prompt of each")
     parser.add_argument("--new-tokens", type=int, default=128)
@@ -100,10 +107,9 @@ def run(options: argparse.Namespace) -> int:
     if options.tokens is not None and options.tokens.exists():
         shutil.copyfile(options.tokens, measured / "reference_tokens.jsonl")
     records = RecordFile(measured / "records.csv", _notice)
-    source, commit = IdSource(options.ids, prompts=max(1, *options.batch)), environment.git_commit()
-    loads: list[dict[str, Any]] = []
+    source, commit = IdSource(options.ids, prompts=max(options.batch)), environment.git_commit()
     captured: dict[str, Any] = {}
-    left = 0
+    cells: list[Cell] = []
     for model in options.models:
         for entry in entries(options):
             config = _config(options, model, entry)
@@ -114,17 +120,23 @@ def run(options: argparse.Namespace) -> int:
             measurement = Measurement(
                 config=config, records=records, reference=ReferenceTokens(measured / "reference_tokens.jsonl"),
                 logs=measured / "workers", git_commit=commit, notice=_notice, advance=lambda _: None, until=until,
-                loads=loads,
             )  # fmt: skip
-            for planned in plan.groups:
-                start = time.monotonic()
-                warmup = source.warmup(planned.model, planned.group.setting.prefix_tokens)
-                measurement.run(planned, planned.model, warmup, seats(plan.device, 1)[0])
-                left += len(set(planned.keys) - records.done)
-                _notice(f"{time.monotonic() - start:5.1f} s {planned.group.name} {entry.options}")
-            measurement.close()
-            (measured / "loads.json").write_text(json.dumps(loads, indent=1) + "\n")
-    return left
+            cells += [
+                Cell(measurement, p, source.warmup(p.model, p.group.setting.prefix_tokens))
+                for p in plan.groups
+                if measurement.unfinished(p)
+            ]
+    gpu = seats(plan.device, 1 if plan.device == "cuda" else None)[0]
+    if options.together:
+        measure_together(cells, gpu, _notice)
+    else:
+        for cell in cells:
+            start = time.monotonic()
+            cell.measurement.run(cell.planned, cell.planned.model, cell.warmup, gpu)
+            cell.measurement.close()
+            group = cell.planned.group
+            _notice(f"{time.monotonic() - start:5.1f} s {group.name} {group.system.options}")
+    return sum(len(set(cell.planned.keys) - records.done) for cell in cells)
 
 
 def _environment(path: Path, device: str, commit: str) -> dict[str, Any]:
@@ -137,15 +149,18 @@ def _environment(path: Path, device: str, commit: str) -> dict[str, Any]:
 def _config(options: argparse.Namespace, model: str, entry: SystemEntry) -> RunConfig:
     """What Hydra would compose from conf/ for these options, for one system."""
     memories = options.memories if entry.budgeted else options.memories[:1]
+    brief = entry.options.get(KINDS[options.system][0]) in options.brief
     raw: dict[str, Any] = catalogue.load("sweep", "main") | {
         "profile": "paper", "threads": None, "seed": 0, "fresh": False, "depths": None, "figures": [], "repeats": 1,
+        "warmup_tokens": WARMUP_TOKENS,
         "models": {model: catalogue.load("model", model)},
         "systems": {},
         "memories": {name: catalogue.load("memory", name) for name in memories},
         "links": {"native": catalogue.load("link", "native")},
-        "datasets": {name: catalogue.load("dataset", name) for name in options.datasets},
+        "datasets": {n: catalogue.load("dataset", n) for n in options.datasets[: 1 if brief else None]},
         "launcher": catalogue.load("launcher", "local") | {"workers": "system", "restarts": 0, "load_timeout_s": 240.0},
-        "batch": options.batch, "new_tokens": [options.new_tokens], "prompts": max(options.batch),
+        "batch": options.batch, "prompts": max(options.batch),
+        "new_tokens": [BRIEF_TOKENS if brief else options.new_tokens],
         "weights": options.weights, "device": options.device, "output": str(options.out / "measured"),
     }  # fmt: skip
     raw.pop("by_profile", None)
