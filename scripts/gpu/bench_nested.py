@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,6 +66,7 @@ class Layer(NamedTuple):
 class Bench:
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
+        self.tiles: dict[str, dict[str, int | None]] = {}
 
     def row(self, shape: str, what: str, value: float, unit: str, note: str = "") -> None:
         self.rows.append({"shape": shape, "what": what, "value": round(value, 4), "unit": unit, "note": note})
@@ -174,7 +176,8 @@ class Case:
 
     def nested(self, layer: Layer, out: Tensor, gate_up: GroupedTile, down: GroupedTile) -> None:
         nested_ffn(self.x, layer.nested, layer.codes, layer.codes.layers, self.slots, self.members, self.counts,
-                   self.act, out, layout=layer.layout, top_k=self.top_k, gate_up_tile=gate_up, down_tile=down)  # fmt: skip
+                   self.act, out, layout=layer.layout, top_k=self.top_k, gate_up_tile=gate_up,
+                   down_tile=down)  # fmt: skip
 
 
 def graph_us(runs: list[Callable[[], None]]) -> float:
@@ -267,6 +270,7 @@ def sweep(bench: Bench, shape: Shape, layer: Layer, experts: int) -> tuple[Group
             if us < best[which][0]:
                 best[which] = (us, tile)
     print(best, flush=True)
+    bench.tiles = {which: asdict(tile) for which, (_, tile) in best.items()}
     return best["gate_up"][1], best["down"][1]
 
 
@@ -310,6 +314,7 @@ def main() -> int:
         writer = csv.DictWriter(file, list(bench.rows[0]))
         writer.writeheader()
         writer.writerows(bench.rows)
+    (out / "tiles.json").write_text(json.dumps(bench.tiles), encoding="utf-8")
     print(json.dumps({"device": torch.cuda.get_device_name(), "ceiling": ceiling, "rows": bench.rows}))
     return 0
 
