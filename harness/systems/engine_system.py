@@ -41,6 +41,9 @@ class EngineSystem:
         wanted, start = Opened(model, memory.device, options.depth > 0, options.experts_encoding), time.monotonic()
         if self._model is None or self._opened != wanted:
             self._drop_model()
+            if memory.device == "cuda":
+                device_memory.tidy()
+                device_memory.cap_allocator(None)
             self._model, self._opened = open_weights(wanted), wanted
         if memory.device == "cuda":
             device_memory.tidy()
