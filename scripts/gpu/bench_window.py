@@ -403,6 +403,9 @@ def main() -> int:
         for name, run in steps:
             try:
                 run()
+            except KeyboardInterrupt:  # a time limit: what was measured is written
+                failed.append(name)
+                break
             except Exception:
                 failed.append(name)
                 traceback.print_exc(limit=-6)

@@ -236,6 +236,12 @@ class ExpertCache:
         """Record a use of `key` now."""
         self._recency[self._slot_of[key]] = self._tick()
 
+    def touch_slots(self, slots: Sequence[int]) -> None:
+        """Record a use of what each slot holds, in this order."""
+        for slot in slots:
+            self._clock += 1
+            self._recency[slot] = self._clock
+
     def clear(self) -> None:
         """Forget everything; nothing may be protected or loading."""
         assert not any(self._protections) and not any(self._loading)

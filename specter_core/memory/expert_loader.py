@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from specter_core.memory.expert_cache import ExpertCache
@@ -120,6 +120,11 @@ class ExpertLoader:
         if used_bytes is not None:
             self.counters.used_loads += 1
             self.counters.used_bytes += used_bytes
+
+    def mark_all_used(self, layer: int, experts: Collection[int]) -> None:
+        """`mark_used` for these experts of a layer."""
+        for key in [k for k in self._unused if k.layer == layer and k.expert in experts]:
+            self.mark_used(key)
 
     def _queued(self, transfer: Transfer) -> bool:
         return not self.link.done(transfer) and transfer.state is TransferState.QUEUED

@@ -30,15 +30,14 @@ class NeedPlanner:
     to the last draft token.
     """
 
-    def __init__(
-        self, initial_chunk_tokens: int, history: NeedHistory, *, worth_a_slot: float = WORTH_A_SLOT
-    ) -> None:
+    def __init__(self, initial_chunk_tokens: int, history: NeedHistory, *, worth_a_slot: float = WORTH_A_SLOT) -> None:
         assert initial_chunk_tokens >= 1, initial_chunk_tokens
         self.initial_chunk_tokens = initial_chunk_tokens
         self.depth = 0
         self._history, self._worth_a_slot = history, worth_a_slot
         layers, experts = history.rate.shape
         self._slots: NDArray[np.int64] = np.full((layers, experts), -1)  # of complete experts; −1: none
+        self._free: list[list[int]] = [[] for _ in range(layers)]  # empty slots
         self._versions = [-1] * layers
 
     def begin_window(self, depth: int) -> int:
@@ -76,13 +75,14 @@ class NeedPlanner:
         )
 
     def _survey(self, cache: CacheView) -> None:
-        """Bring `_slots` up to date where the cache has changed."""
+        """Bring `_slots` and `_free` up to date where the cache has changed."""
         for layer, row in enumerate(self._slots):
             if self._versions[layer] != cache.version(layer):
                 self._versions[layer] = cache.version(layer)
                 held = cache.resident_slots(layer)
                 row.fill(-1)
                 row[list(held)] = list(held.values())
+                self._free[layer] = [s for s in cache.layer_slots(layer) if cache.state(s) is SlotState.EMPTY]
 
     @staticmethod
     def _counted_former(key: ExpertKey, cache: CacheView, counts: NDArray[np.int32]) -> ExpertKey | None:
@@ -107,17 +107,14 @@ class NeedPlanner:
         ranking = np.where(wanted, -counts, 1).argsort(axis=1, kind="stable")
         loads: list[PlannedLoad] = []
         for layer in np.nonzero(wanted.any(axis=1))[0].tolist():
+            places: list[tuple[int, ExpertKey | None]] = [(slot, None) for slot in self._free[layer]]
+            for expert in victims[layer, : victim_count[layer]].tolist():
+                slot = int(self._slots[layer, expert])
+                if cache.state(slot) is SlotState.RESIDENT:
+                    places.append((slot, ExpertKey(layer, expert)))
+            if not places:
+                continue
             keys = [ExpertKey(layer, e) for e in ranking[layer, : wanted[layer].sum()].tolist()]
             absent = [k for k in keys if k in restored or (cache.lookup(k) is None and k not in back)]
-            if not absent:
-                continue
-            places: list[tuple[int, ExpertKey | None]] = [
-                (s, None) for s in cache.layer_slots(layer) if cache.state(s) is SlotState.EMPTY
-            ]
-            if len(places) < len(absent):
-                for expert in victims[layer, : victim_count[layer]].tolist():
-                    slot = int(self._slots[layer, expert])
-                    if cache.state(slot) is SlotState.RESIDENT:
-                        places.append((slot, ExpertKey(layer, expert)))
             loads += [PlannedLoad(k, slot, victim) for k, (slot, victim) in zip(absent, places, strict=False)]
         return loads

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,6 +23,8 @@ from specter_core.verify.residency import LayerPlan
 
 if TYPE_CHECKING:
     from specter_core.policies import Prefetching, Residency
+
+NOTHING: Mapping[int, int] = MappingProxyType({})
 
 Execute = Callable[[LayerPlan, "list[int] | None"], LayerTiming]
 """Runs a plan, for the given rows only (None: all)."""
@@ -77,26 +80,26 @@ class ExpertPass:
         return list(combine_rows(out, weights, ids).split([r.ids.shape[0] for r in routings]))
 
     def schedule(
-        self, layer: int, ids: Tensor, stats: WindowStats, execute: Execute, computed: Collection[int] = ()
+        self, layer: int, ids: Tensor, stats: WindowStats, execute: Execute, computed: Mapping[int, int] = NOTHING
     ) -> None:
         """All that follows the router's choice ids [R, k] int64, on the CPU: counts, residency plans, execution.
 
-        computed: resident experts that the device computes if they are needed; a plan has no ops for them.
+        computed: resident experts (-> slot) that the device computes if they are needed; a plan has no ops for them.
         """
         self.routes.append((layer, ids))
         counts = _rows_per_expert(ids)
         late = self.prefetcher.before_layer(layer, counts)
         if self.history:
             self.history.observe(layer, counts)
-        self._classify(layer, counts, late, stats)
+        self._classify(layer, counts, late, stats, computed)
         if self.hook:
             self.hook.before_plan(layer, counts)
-        if counts and all(expert in computed for expert in counts):
+        if counts and counts.keys() <= computed.keys():
             with self.trace.span(f"experts {layer}", hits=len(counts), late=0, misses=0):
-                self._count_uses(layer, counts, counts)
+                self._count_uses(layer, counts, counts, computed)
         elif self.order == "expertwise":
             done = [expert for expert in counts if expert in computed]
-            self._count_uses(layer, counts, done)
+            self._count_uses(layer, counts, done, computed)
             self._execute(layer, counts, late, None, stats, execute, done)
         else:
             for rows in self._groups(ids.shape[0]):
@@ -146,16 +149,17 @@ class ExpertPass:
         half = -(-self._batch // 2) * (rows // self._batch)
         return [part for part in (list(range(half)), list(range(half, rows))) if part]
 
-    def _count_uses(self, layer: int, counts: dict[int, int], done: Collection[int]) -> None:
+    def _count_uses(self, layer: int, counts: dict[int, int], done: Collection[int], slots: Mapping[int, int]) -> None:
         """Of experts that are computed already only the uses are noted, the least valuable first."""
-        for expert in sorted(done, key=lambda e: (counts[e], e)):
-            self.cache.touch(ExpertKey(layer, expert))
-            self.loader.mark_used(ExpertKey(layer, expert))
+        self.cache.touch_slots([slots[e] for e in sorted(done, key=counts.__getitem__)])
+        self.loader.mark_all_used(layer, done)
 
-    def _classify(self, layer: int, counts: dict[int, int], late: Sequence[int], stats: WindowStats) -> None:
-        """Hit, late or miss at the moment the router has spoken."""
+    def _classify(
+        self, layer: int, counts: dict[int, int], late: Sequence[int], stats: WindowStats, known: Collection[int]
+    ) -> None:
+        """Hit, late or miss at the moment the router has spoken. known: experts that are certainly resident."""
         waiting = set(late)
-        hits = [e for e in counts if e not in waiting and self._resident(ExpertKey(layer, e))]
+        hits = [e for e in counts if e in known or (e not in waiting and self._resident(ExpertKey(layer, e)))]
         slots = len(self.cache.layer_slots(layer))
         stats.distinct.append(len(counts))
         stats.hits.append(len(hits))
@@ -172,5 +176,7 @@ class ExpertPass:
 
 def _rows_per_expert(ids: Tensor) -> dict[int, int]:
     """Expert -> number of rows routed to it, ascending by expert; −1 is not an expert. ids [R, k] int64."""
-    counts = Counter(ids.flatten().tolist())
-    return {expert: counts[expert] for expert in sorted(counts) if expert >= 0}
+    flat = ids.numpy().reshape(-1)
+    found = np.bincount(flat[flat >= 0])
+    needed = found.nonzero()[0]
+    return dict(zip(needed.tolist(), found[needed].tolist(), strict=True))

@@ -30,7 +30,7 @@ class Needs:
     absent: list[int]
     late: frozenset[int]
     slot_of: Mapping[int, int]
-    done: frozenset[int] = frozenset()
+    done: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -66,6 +66,7 @@ class LayerPass:
         self._lookahead = lookahead
         self._ops: list[Op] = []
         order = self._compute_order(cache, worth)
+        self._done = frozenset(needs.done)
         self._value = {e: worth(e, needs.rows[e], cache.clock + 1 + i) for i, e in enumerate(order)}
         self._slot_of: dict[int, _Slot] = {}  # needed experts that are resident, loading or being copied
         self._source = self._sources()
@@ -74,8 +75,8 @@ class LayerPass:
         self._staging = [s for s in self._slots if s.staging]
         self._keep = self._worth_keeping(len(cache.layer_slots(needs.layer)))
         self._pending = [e for e in order if e in needs.absent]
-        waiting = [e for e in order if e not in needs.done]
-        self._queue = [e for e in waiting if not hit_first or e not in needs.absent]  # to compute, in this order
+        absent = frozenset(needs.absent) if hit_first else frozenset()
+        self._queue = [e for e in order if e not in self._done and e not in absent]  # to compute, in this order
         self._outstanding = len(needs.loading)  # loads whose expert is not computed yet
 
     def walk(self) -> Iterator[Op]:
@@ -101,13 +102,10 @@ class LayerPass:
         needs = self._needs
         if not self._hit_first:
             return sorted(needs.rows)
-        hits = sorted(needs.hits, key=lambda e: (worth(e, needs.rows[e], self._recency(cache, e)), e))
+        hits = [e for e in needs.hits if e in needs.slot_of]
+        hits.sort(key=lambda e: (worth(e, needs.rows[e], cache.recency(needs.slot_of[e])), e))
         absent = sorted(needs.absent, key=lambda e: (worth(e, needs.rows[e], 0), e))
-        return hits + needs.loading + absent
-
-    def _recency(self, cache: CacheView, expert: int) -> int:
-        slot = self._needs.slot_of.get(expert)
-        return 0 if slot is None else cache.recency(slot)
+        return [*needs.done, *hits, *needs.loading, *absent]
 
     def _survey(self, cache: CacheView, worth: Worth) -> list[_Slot]:
         layer, slots = self._needs.layer, []
@@ -115,7 +113,7 @@ class LayerPass:
             key, state = cache.key(number), cache.state(number)
             expert = None if key is None or key.layer != layer else key.expert
             slot = _Slot(number, number in cache.staging_slots, expert, (), available=True)
-            if expert is not None and expert in self._needs.done:
+            if expert is not None and expert in self._done:
                 slot.value = self._value[expert]
             elif expert is not None and expert in self._needs.slot_of:
                 slot.value, slot.available = self._value[expert], False

@@ -75,7 +75,7 @@ class ResidencyManager:
         """
         assert list(needed) == sorted(set(needed)), f"needed experts must be distinct and ascending: {needed}"
         rows = {expert: 1 if counts is None else counts[expert] for expert in needed}
-        needs = self._classify(layer, rows, late, done)
+        needs = self._classify(layer, rows, late, frozenset(done))
         walk = LayerPass(self._cache, needs, self._worth(layer), self._hit_first, self._lookahead)
         ops = OpList(walk.walk())
         if not self._hit_first:
@@ -97,9 +97,7 @@ class ResidencyManager:
         rates = self._history.rate[layer].tolist()
         return lambda expert, rows, recency: (rates[expert], recency)
 
-    def _classify(
-        self, layer: int, rows: Mapping[int, int], late: Sequence[int], done: Collection[int]
-    ) -> Needs:
+    def _classify(self, layer: int, rows: Mapping[int, int], late: Sequence[int], done: frozenset[int]) -> Needs:
         hits: list[int] = []
         loading: list[int] = []
         absent: list[int] = []
@@ -116,4 +114,4 @@ class ResidencyManager:
             (loading if self._cache.state(slot) is SlotState.LOADING else hits).append(expert)
         arrival = {expert: i for i, expert in enumerate(late)}
         loading.sort(key=lambda e: (arrival.get(e, len(arrival)), slot_of[e]))
-        return Needs(layer, rows, hits, loading, absent, frozenset(late), slot_of, frozenset(done))
+        return Needs(layer, rows, hits, loading, absent, frozenset(late), slot_of, tuple(e for e in hits if e in done))
