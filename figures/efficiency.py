@@ -84,7 +84,9 @@ def _loads(axis: Axes, rows: pd.DataFrame) -> None:
 
 
 def _shares(axis: Axes, rows: pd.DataFrame, column: str) -> None:
+    """Places that a twentieth of the windows or fewer came to (rare chunk boundaries) are left out."""
     sums = rows.groupby(column)[["planned", "right", "needed"]].sum()
+    sums = sums[sums["needed"] > 0.05 * sums["needed"].max()]
     for name, (colour, marker) in SHARES.items():
         whole = sums["planned" if name == "precision" else "needed"]
         values = (sums["right"] / whole.where(whole > 0)).dropna()
