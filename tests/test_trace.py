@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import time
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from matplotlib.text import Text
 
+from figures import fig08_iteration, fig09_timeline, fig12_verification, traces
 from specter_core.device_timeline import DeviceTimeline
 from specter_core.memory.link import BusyInterval, Priority
 from specter_core.trace import COMPUTE, HOST, LINK, Trace
 from specter_core.types import ExpertKey
+
+TRACES = Path(__file__).resolve().parents[1] / "results" / "h200" / "traces"
 
 
 class Timer:
@@ -107,3 +112,19 @@ def test_a_disabled_trace_records_nothing(attached: bool) -> None:
         pass
     trace.settle()
     assert not trace.events and runtime.recorded == recorded
+
+
+@pytest.mark.parametrize("figure", [fig08_iteration, fig09_timeline, fig12_verification])
+def test_figures_are_drawn_from_a_gpus_trace(figure: ModuleType) -> None:
+    """results/h200/traces: three tracks, device times; host events of the same names are not computation."""
+    orders = getattr(figure, "ORDERS", ("expertwise",))
+    tables = [traces.events(TRACES / f"{order}.json") for order in orders]
+    for table in tables:
+        assert {"compute", "link", "host"} <= set(table["track"])
+        found = traces.windows(table)
+        assert len(found) == len(table.attrs["windows"]) and (found["draft_end_ms"] <= found["verify_ms"]).all()
+        assert set(found["steps"]) == {table.attrs["depth"]}
+    drawn = figure.figure(*tables)
+    assert len(drawn.axes) >= 1
+    words = " ".join(t.get_text() for t in drawn.findobj(Text))
+    assert "device cuda" in words and ("waiting for an expert" in words or figure is fig08_iteration)
