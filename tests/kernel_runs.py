@@ -195,11 +195,51 @@ def compiled_rest() -> list[list[Any]]:
     return [[kernel, built.metadata.shared, False] for kernel, built in found]
 
 
+def compiled_nested(name: str) -> list[list[Any]]:
+    """[kernel, shared bytes, uses the matrix unit, k in its natural order] of the nested kernels."""
+    import torch
+
+    from scripts.gpu.decode_cases import SHAPES
+    from scripts.gpu.offline_sm90 import compile_only
+    from specter_core.draft.kernels.layout import GemvMatrix
+    from specter_core.nested.kernels.decode import decode_rows
+    from specter_core.nested.layout import NestedLayout
+    from specter_core.verify.kernels.nested_ffn import ResidentCodes, nested_ffn
+
+    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    shape = next(s for s in SHAPES if s.name == name)
+    hidden, width, experts, k = shape.hidden, shape.width, shape.experts, shape.top_k
+    layout, brain = NestedLayout(hidden, width), torch.bfloat16
+    gate_up, down = (
+        [GemvMatrix(empty(experts, n, i // 8), empty(experts, n, i // 128, dtype=torch.float16))]
+        for n, i in ((2 * width, hidden), (hidden, width))
+    )
+    entries = empty(4, layout.payload_bytes(1 << 20) + 256, dtype=torch.uint8)
+    members, counts, slots = empty(experts, 17), empty(experts), empty(experts)
+    x, act = empty(17, hidden, dtype=brain), empty(17, k, width, dtype=brain)
+    out = empty(17, k, hidden, dtype=torch.float32)
+    with compile_only() as found:
+        for listed in (None, slots):
+            nested_ffn(x, entries, ResidentCodes(gate_up, down), empty(1), slots, members, counts, act, out,
+                       layout=layout, top_k=k, experts=listed)  # fmt: skip
+        symbols, tails = empty(hidden, width // 4), empty(1 << 20, dtype=torch.uint8)
+        words, scales = (t[0] for t in down[0])
+        decode_rows(words, scales, symbols, tails, empty(hidden), empty(hidden, width, dtype=torch.int16))
+    return [
+        [kernel, built.metadata.shared, "mma.sync" in built.asm["ptx"], "kWidth = 4" not in built.asm["ttgir"]]
+        for kernel, built in found
+    ]
+
+
 def main() -> None:
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     mode, *groups = sys.argv[1:]
     if mode == "compile":
         result: dict[str, Any] = {name: compiled(name) for name in groups}
+    elif mode == "compile_nested":
+        result = {name: compiled_nested(name) for name in groups}
     elif mode == "compile_rest":
         result = {"all": compiled_rest()}
     elif mode == "interpret":
