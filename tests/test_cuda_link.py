@@ -159,3 +159,38 @@ def test_recorded_pieces_take_the_time_that_the_driver_says(
     for piece in pieces:
         assert piece.end_ns - piece.start_ns >= 2_000 + piece.bytes / 20 - 1_000
     link.close()
+
+
+def test_loads_submitted_at_once_go_in_their_order_and_are_reported_once(
+    store: HostExpertStore, slots: SlotBuffer, runtime: HostRuntime
+) -> None:
+    link = linked(store, slots, runtime, SLOW)
+    assert link.submit_all([], Priority.PREFETCH) == []
+    made = link.submit_all([(ExpertKey(1, e), 5 - e) for e in range(4)], Priority.PREFETCH)
+    assert [t.key.expert for t in made] == [0, 1, 2, 3] and link.cancel(made[2])
+    waiting = [t for t in made if t is not made[2]]
+    demand = link.submit(ExpertKey(0, 7), 7, Priority.DEMAND)
+    link.drain()
+    order = order_of_arrival(link)
+    assert [e for e in order if e != 7] == [0, 1, 3] and order.index(7) < order.index(3)
+    assert set(link.arrivals([*waiting, demand])) == {*waiting, demand}
+    assert link.arrivals(waiting) == [] and all(link.done(t) for t in waiting)
+    for transfer in waiting:
+        LAYOUT.check(slots.view(transfer.slot), transfer.key)
+    link.close()
+
+
+def test_the_rate_of_an_unpaced_link_never_falls_below_what_was_seen(
+    store: HostExpertStore, slots: SlotBuffer, runtime: HostRuntime
+) -> None:
+    link = linked(store, slots, runtime)
+    rates = []
+    for _ in range(3):
+        link.submit_all([(ExpertKey(0, e), e) for e in range(EXPERTS)], Priority.PREFETCH)
+        link.drain()
+        rates.append(link.rate_bytes_per_s)
+    assert rates == sorted(rates) and rates[0] > 0
+    link.close()
+    paced = linked(store, slots, runtime, SLOW)
+    assert paced.rate_bytes_per_s == SLOW
+    paced.close()

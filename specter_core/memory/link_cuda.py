@@ -132,7 +132,8 @@ class CudaLink:
         after = (ctypes.c_void_p * count)(*(None if r is None else r.handle for r in readers))
         first = self._lib.worker_submit_many(self._live(), count, sources, targets, after, size, priority.value)
         made = [
-            Transfer(key, slot, size, priority, queued_ns=now_ns, order=first + i) for i, (key, slot) in enumerate(loads)
+            Transfer(key, slot, size, priority, queued_ns=now_ns, order=first + i)
+            for i, (key, slot) in enumerate(loads)
         ]
         self._open.update((t.order, t) for t in made)
         return made

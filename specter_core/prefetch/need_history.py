@@ -1,4 +1,4 @@
-"""How often each expert has been needed lately: what the planner and the Residency Manager expect of the next window."""
+"""How often each expert has been needed lately: what planner and Residency Manager expect of the next window."""
 
 from __future__ import annotations
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from specter_core.memory.expert_cache import ExpertCache, SlotState
 from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.model.layer import Routing
-from specter_core.trace import Trace
 from specter_core.prefetch.need_history import NeedHistory
+from specter_core.trace import Trace
 from specter_core.types import ExpertKey, WindowStats
 from specter_core.verify.combine import combine_rows
 from specter_core.verify.executor_cpu import LayerTiming

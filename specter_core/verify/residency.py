@@ -36,9 +36,9 @@ class ResidencyManager:
     """Plans layers; changes nothing (the executor does, op by op).
 
     hit_first: compute resident experts before those that are still to arrive; otherwise in ascending id.
-    policy says what is worth keeping; where there is a history, it does. lookahead: without staging slots, copies that should be under way or
-    waiting for compute before a valuable expert's slot is given up for the next one; 2 keeps the link busy
-    while one arrival is computed.
+    policy says what is worth keeping; where there is a history, it does. lookahead: without staging slots, copies that
+    should be under way or waiting for compute before a valuable expert's slot is given up for the next one; 2 keeps the
+    link busy while one arrival is computed.
     """
 
     def __init__(
