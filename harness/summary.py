@@ -12,6 +12,7 @@ from scipy.stats import bootstrap
 from harness.outliers import flags
 
 SETTING = ["model", "weights", "memory", "link", "device", "B", "prefix_len", "new_tokens"]
+ELSE = [name for name in SETTING if name != "new_tokens"]
 MEANS = {
     "tpot_ms": "tpot_ms",
     "ttft_ms": "ttft_ms",
@@ -34,11 +35,16 @@ def summarise(rows: pd.DataFrame) -> pd.DataFrame:
     """One line per (setting, system, variant, K): means over requests with status ok, `ratio` = geometric
     mean over prompts of TPOT(system) / TPOT(Specter) with its interval (above 1: Specter is faster),
     `exact_share` of the rows that have a reference, `outliers` (harness/outliers.py) counted and kept,
-    h2d_mb_per_token in MB = 1e6 bytes. Unbudgeted rows (memory "resident") get no ratio."""
+    h2d_mb_per_token in MB = 1e6 bytes. Unbudgeted rows (memory "resident") get no ratio. A system that was measured
+    with another number of new tokens than Specter is compared with Specter's rows of the same prompts all the same."""
     lines = []
+    any_length = {key: base_rows(b) for key, b in rows[rows["status"] == "ok"].groupby(ELSE, dropna=False)}
     for key, block in rows.groupby(SETTING, sort=False, dropna=False):
         ok = block[block["status"] == "ok"]
         specter = per_prompt(base_rows(ok))
+        if specter.empty:
+            whole = dict(zip(SETTING, key, strict=True))
+            specter = per_prompt(any_length.get(tuple(whole[name] for name in ELSE), base_rows(ok)))
         outliers = flags(block)
         for system, variant, depth, group in _lines(block):
             good = group[group["status"] == "ok"]

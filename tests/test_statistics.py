@@ -68,6 +68,18 @@ def test_ratios_are_over_the_default_variant():
     assert table.loc[("specter", "no_prefetch"), "ratio"] == pytest.approx(2)
 
 
+def test_a_system_with_fewer_tokens_is_compared_with_specters_rows_of_the_same_prompts():
+    slow = [
+        r | {"system": "transformers", "new_tokens": 4, "tpot_ms": 7 * r["tpot_ms"], "config_hash": "s"}
+        for r in main_run()
+        if r["system"] == "specter"
+    ]
+    rows = [r for r in main_run() if r["system"] != "transformers"]
+    table = summarise(frame([*rows, *slow[:3]])).set_index(["system", "new_tokens"])
+    assert table.loc[("transformers", 4), "ratio"] == pytest.approx(7) and table.loc[("transformers", 4), "n"] == 3
+    assert table.loc[("specter", 32), "ratio"] == pytest.approx(1)
+
+
 def test_a_plan_tells_minutes_from_the_same_cell_before_similar_ones_before_rough_figures(tmp_path):
     raw = raw_config(tmp_path / "a", {"specter": {"depth": "model"}})
     [planned] = plan(run_config(raw)).groups
