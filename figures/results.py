@@ -10,7 +10,7 @@ DIR/**/timings.csv   one row per timed command           TIMINGS
 DIR/**/efficiency.csv, prefetch_by_horizon.csv, prefetch_by_layer.csv   one row per cell   harness/efficiency.py
 DIR/**/traces/*.json Chrome traces (scripts/record_traces.py)
 
-Columns beyond those named are kept and ignored.
+Columns beyond those named are kept and ignored; a table without `device` has that of the environment.json beside it.
 """
 
 from __future__ import annotations
@@ -156,6 +156,15 @@ def _others(folder: Path) -> dict[str, list[str]]:
     return found
 
 
+def _device(folder: Path) -> str | None:
+    """Of the environment.json in folder; None without one."""
+    try:
+        environment = json.loads((folder / "environment.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return str(environment.get("device") or ("cuda" if environment.get("gpu") or environment.get("gpus") else "cpu"))
+
+
 def _name(path: Path, folder: Path) -> str:
     return str(path.parent.relative_to(folder))
 
@@ -166,6 +175,8 @@ def _table(path: Path, needed: tuple[str, ...], problems: list[str]) -> pd.DataF
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         problems.append(f"{path} cannot be read: {' '.join(str(error).split())}")
         return pd.DataFrame()
+    if "device" in needed and "device" not in table and (device := _device(path.parent)):
+        table = table.assign(device=device)
     missing = [column for column in needed if column not in table]
     if missing:
         problems.append(f"{path} has no column {', '.join(missing)}; figures/results.py says what it must hold")

@@ -231,8 +231,9 @@ def test_acceptance_is_read_from_its_own_table_where_no_run_has_it(tmp_path):
 
 @pytest.mark.parametrize(("mismatches", "expected"), [(0, Verdict.TREND), (3, Verdict.NOT_CONFIRMED)])
 def test_exactness_is_read_from_its_own_table_where_no_request_has_a_reference(tmp_path, mismatches, expected):
-    checks = [{"model": "m", "weights": "synthetic", "device": "cuda", "tokens": 20000, "mismatches": mismatches}]
-    write_table(tmp_path / "exactness.csv", EXACTNESS, checks)
+    checks = [{"model": "m", "weights": "synthetic", "tokens": 20000, "mismatches": mismatches}]
+    write_table(tmp_path / "exactness.csv", [name for name in EXACTNESS if name != "device"], checks)
+    (tmp_path / "environment.json").write_text('{"gpu": "GPU X"}')
     write_records(tmp_path / "main", [r | {"weights": "reference"} for r in main_rows()])
     (finding,) = claims.evaluate([ALL["exact_output"]], results.read(tmp_path), draws=0)
     assert (finding.verdict, finding.weights) == (expected, "synthetic")
