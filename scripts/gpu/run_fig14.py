@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -162,7 +163,8 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     plans = [(config, _chosen(plan_run(config, source), options)) for config in configs]
     device = plans[0][1].device
     place = seats(device, 1 if device == "cuda" else None)[0]
-    _environment(out, device, plans, commit)
+    noting = threading.Thread(target=_environment, args=(out, device, plans, commit))  # while the store is filled
+    noting.start()
     loads: list[dict[str, Any]] = []
     measurements = [
         Measurement(
@@ -190,6 +192,7 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
         )  # fmt: skip
         if options.write_off:
             missing += sum(write_off(part, options.write_off) for part in parts)
+    noting.join()
     if loads:
         (out / "loads.json").write_text(json.dumps(loads, indent=1) + "\n")
     wanted = {key for _, plan in plans for planned in plan.groups for key in planned.keys}
