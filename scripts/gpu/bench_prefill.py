@@ -128,6 +128,7 @@ class Bench:
 
     def _once(self, engine: SpecterEngine, tokens: int, seed: int) -> dict[str, Any]:
         request = prompt(self.name, self.weights, self.model.decoder.config.vocab_size, tokens, seed)
+        torch.cuda.reset_peak_memory_stats()
         result = engine.generate([request]).results[0]
         self._compare(request.request_id)
         stats, link = engine.prefill_stats, engine.experts.loader.link
@@ -138,6 +139,7 @@ class Bench:
             "hits": sum(stats.hits), "moved_gb": stats.h2d_bytes / 1e9, "link_gb_s": rate / 1e9,
             "floor_ms": distinct * entry / rate * 1e3, "moved_ms": stats.h2d_bytes / rate * 1e3,
             "link_use": stats.h2d_bytes / rate / (result.ttft_ms / 1e3),
+            "peak_allocated_gb": torch.cuda.max_memory_allocated() / 1e9,
         }  # fmt: skip
 
     def _compare(self, request: str) -> None:
