@@ -20,8 +20,8 @@ from specter_core.nested.kernels.rebuild import prefetch_tails, rebuild_group
 from specter_core.nested.layout import NestedLayout
 from specter_core.verify.kernels.grouped_ffn import GroupedTile, _tile_pairs
 
-GATE_UP_TILE = GroupedTile(block_n=32, stages=4)
-DOWN_TILE = GroupedTile(block_n=64, stages=4)
+GATE_UP_TILE = GroupedTile(block_n=32, stages=3)
+DOWN_TILE = GroupedTile(block_n=64, stages=3)
 
 
 class ResidentCodes:
