@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from harness import gpu_guard
 from harness.config import SystemEntry
 from harness.grid import PlannedGroup
 from harness.measure import Measurement
@@ -43,13 +42,11 @@ def run_model(
     notice: Callable[[str], None],
 ) -> None:
     """Parts in their order; within one, systems in a seeded random order, each with all its cells. until:
-    time.monotonic. The reference run comes first. UserError when another process is on the card."""
+    time.monotonic. The reference run comes first. UserError when another process is on the card before a worker."""
     parts = [Part(p.measurement, [g for g in p.groups if p.measurement.unfinished(g)]) for p in parts]
     parts = [p for p in parts if p.groups]
     if not parts or time.monotonic() > until - CLOSING_S:
         return
-    if device == "cuda" and parts[0].measurement.guard:
-        gpu_guard.check_free(gpu)
     start = time.monotonic()
 
     def note(what: str) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from harness import catalogue, environment
+from harness import catalogue, environment, gpu_guard
 from harness.config import RunConfig, run_config
 from harness.grid import PlannedGroup, RunPlan, plan_run, reference_system
 from harness.launch import seats
@@ -163,6 +163,8 @@ def _run(options: argparse.Namespace) -> dict[str, Any]:
     plans = [(config, _chosen(plan_run(config, source), options)) for config in configs]
     device = plans[0][1].device
     place = seats(device, 1 if device == "cuda" else None)[0]
+    if device == "cuda" and not options.no_guard:
+        gpu_guard.check_free(place)
     noting = threading.Thread(target=_environment, args=(out, device, plans, commit))  # while the store is filled
     noting.start()
     loads: list[dict[str, Any]] = []
