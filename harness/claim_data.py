@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from harness.claim_cells import MEMORIES, Cell, Cells, Missing
+from harness.claim_math import expected, gmean, largest, least, mean
 
 SPECTER = "specter"
 BASELINES = ("specmoeoff", "mo_sm", "mo_sc", "transformers", "vllm", "llama_cpp")
@@ -280,32 +281,3 @@ class Evidence:
         if values.empty:
             raise Missing(f"no {what}")
         return [float(v) for v in values]
-
-
-def mean(values: Iterable[float]) -> float:
-    return float(np.mean(_some(values)))
-
-
-def largest(values: Iterable[float]) -> float:
-    return max(_some(values))
-
-
-def least(values: Iterable[float]) -> float:
-    return min(_some(values))
-
-
-def _some(values: Iterable[float]) -> list[float]:
-    found = list(values)
-    if not found:
-        raise Missing("nothing measured that the statement speaks of")
-    return found
-
-
-def gmean(values: Iterable[float]) -> float:
-    """Geometric mean."""
-    return float(np.exp(mean(np.log(float(v)) for v in values)))
-
-
-def expected(acceptance: float) -> float:
-    """E[A] = a / (1 - a), the expected number of accepted draft tokens before the first rejection."""
-    return acceptance / max(1 - acceptance, 1e-9)
