@@ -36,11 +36,10 @@ def _absent(every: pd.DataFrame, rows: pd.DataFrame) -> str:
     there = set(rows[keys].itertuples(index=False, name=None))
     bad = bad[[key not in there for key in bad[keys].itertuples(index=False, name=None)]].drop_duplicates(keys)
     looks = {s.system: s.label for s in style.systems(bad)} if len(bad) else {}
-    lines = [
-        f"- {looks.get(r.system, r.system)} on {style.model_label(r.model)}, {r.memory} memory, link {r.link}: "
-        f"{r.status}: {r.reason}"
-        for r in bad.itertuples()
-    ]
+    lines = []
+    for (system, status, reason), block in bad.fillna({"reason": ""}).groupby(["system", "status", "reason"]):
+        places = [f"{style.model_label(r.model)} {r.memory} {r.link}" for r in block.itertuples()]
+        lines.append(f"- {looks.get(system, system)}: {status}: {reason} ({'; '.join(places)})")
     return "Not measured:\n\n" + "\n".join(lines) if lines else ""
 
 

@@ -38,7 +38,7 @@ def test_every_system_has_its_mean_and_its_multiple_of_specter(found):
 def test_the_setting_and_what_failed_stand_below(found):
     text = markdown.comparison(found)
     assert "weights official; link native; device cuda." in text
-    assert "- MO-SC on Phi-3.5-MoE, high memory, link pcie4: oom: 9 GB of 8" in text
+    assert "- MO-SC: oom: 9 GB of 8 (Phi-3.5-MoE high pcie4)" in text
 
 
 def test_batches_have_both_measures_by_size(found):
