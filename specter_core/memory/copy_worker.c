@@ -15,9 +15,10 @@
 #define TABLE (1 << 16)
 #define MAX_FLYING 8
 #define NOT_READY 600
-#define IDLE_SPIN_NS 2000000
+#define IDLE_SPIN_NS 10000000
 #define SLACK_NS 5000000
 #define RUN_BYTES 256000000
+#define REST_NS 6000
 #define ANCHOR_NS 200000000
 
 enum { QUEUED, ISSUED, DONE, CANCELLED };
@@ -81,6 +82,13 @@ static void pause_a_little(void) {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #endif
+}
+
+/* Long against a driver call, so that the thread that launches kernels finds the driver's lock free; short against a
+   piece. */
+static void rest(int64_t ns) {
+    int64_t end = now_ns() + ns;
+    while (now_ns() < end) pause_a_little();
 }
 
 static Transfer *transfer_of(Worker *w, int64_t id) { return &w->transfers[id % TABLE]; }
@@ -173,8 +181,8 @@ static void *run(void *argument) {
             int status = w->event_query(w->events[w->flights[w->oldest].event]);
             if (status && status != NOT_READY) w->error = status;
             arrived = !status;
-            if (!arrived && w->flying == w->limit && !w->error) { /* nothing to decide: leave the lock to others */
-                for (int i = 0; i < 16; i++) pause_a_little();
+            if (!arrived && w->flying == w->limit && !w->error) { /* nothing to decide */
+                rest(REST_NS);
                 continue;
             }
         }
@@ -217,7 +225,7 @@ static void *run(void *argument) {
         }
         pthread_mutex_unlock(&w->lock);
         if (!t) {
-            for (int i = 0; i < 16; i++) pause_a_little(); /* leave the lock to others */
+            rest(REST_NS / 2); /* leave the lock to others */
             continue;
         }
         int status = 0, was_flying = w->flying;
