@@ -18,8 +18,14 @@ from specter_core.model.kernels.tiles import Preset, linear_tile
 from specter_core.model.rope import Rotation
 from specter_core.model.rows import Rows
 
-_ATTENTION_STEPS = 64
-"""Rows of a sequence per attention launch: bounds the partial results, changes no bit."""
+_FEWEST_STEPS, _MOST_STEPS = 64, 256
+_STEP_POSITIONS = _FEWEST_STEPS * 4096
+
+
+def attention_steps(positions: int) -> int:
+    """Rows of a sequence per attention launch over so many KV positions: bounds the partial results (rows x positions),
+    changes no bit."""
+    return max(_FEWEST_STEPS, min(_MOST_STEPS, _STEP_POSITIONS // positions))
 
 
 class CudaOps:
@@ -64,14 +70,15 @@ class CudaOps:
         return elementwise.rope_rows(_aligned(x), cos, sin, rotation.interleaved, x.new_empty(x.shape))
 
     def attention(self, q: Tensor, k: Tensor, v: Tensor, rows: Rows, scale: float) -> Tensor:
-        """Launches for up to 64 steps of all sequences; results do not depend on where the steps are cut."""
+        """Launches for 64 to 256 steps of all sequences; results do not depend on where the steps are cut."""
         count, kv_heads, group, width = q.shape
         query = q.reshape(rows.batch, rows.steps, kv_heads * group, width)
         out = q.new_empty(rows.batch, rows.steps, kv_heads * group, v.shape[-1])
         bucket = rows.last + 1
+        steps = attention_steps(bucket)
         shared = k.untyped_storage().data_ptr() == v.untyped_storage().data_ptr()
-        for start in range(0, rows.steps, _ATTENTION_STEPS):
-            part_rows = rows.once(("cuda rows", start), lambda s=start: _row_tensors(rows, s))  # type: ignore[misc]
+        for start in range(0, rows.steps, steps):
+            part_rows = rows.once(("cuda rows", start), lambda s=start: _row_tensors(rows, s, steps))  # type: ignore[misc]
             piece = query[:, start : start + part_rows.steps].flatten(0, 1).contiguous()
             heads = kv_heads * group
             part = Partials.allocate(part_rows.total, heads, v.shape[-1], bucket, q.device)
@@ -86,8 +93,8 @@ class CudaOps:
         return out.view(count, kv_heads, group, v.shape[-1])
 
 
-def _row_tensors(rows: Rows, start: int) -> RowTensors:
-    steps = slice(start, start + _ATTENTION_STEPS)
+def _row_tensors(rows: Rows, start: int, count: int) -> RowTensors:
+    steps = slice(start, start + count)
     positions = rows.positions[:, steps]
     return RowTensors(
         positions.flatten().contiguous(),
