@@ -21,7 +21,7 @@ from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.payload import ExpertViews, PayloadLayout
 from specter_core.model.experts_loader import expert_keys
 from specter_core.nested.code import STORED_ORDER, TAIL_ORDER, code_matrix, decode_matrix, sanitised
-from specter_core.nested.expert import ExpertCodes, decode_expert, encode_expert, sanitised_codes
+from specter_core.nested.expert import ExpertCodes, batch_of, decode_expert, encode_experts, sanitised_codes
 from specter_core.nested.layout import NestedLayout
 from specter_core.nested.nesting import nested_store, nested_views, new_report
 from specter_core.types import ExpertKey
@@ -116,28 +116,29 @@ def expert(seed: int, hidden: int, width: int) -> tuple[ExpertViews, ExpertCodes
     generator = torch.Generator().manual_seed(seed)
     shapes = ((width, hidden), (width, hidden), (hidden, width))
     weights = ExpertViews(*((torch.randn(*s, generator=generator) * 0.1).to(torch.bfloat16) for s in shapes))
-    return weights, ExpertCodes(rtn.quantize(torch.cat([weights.gate, weights.up])), rtn.quantize(weights.down))
+    matrices = (rtn.quantize(w[0]) for w in batch_of(weights))
+    return weights, ExpertCodes(*(Int4Matrix(m.codes[None], m.scales[None]) for m in matrices))
 
 
 def test_a_payload_has_room_for_more_tails_than_it_needs() -> None:
     layout = NestedLayout(256, 128)
     weights, codes = expert(1, 256, 128)
-    needed = layout.payload_bytes(sanitised_codes(weights, codes).tails)
+    needed = layout.payload_bytes(sanitised_codes(*batch_of(weights), codes).tails[0])
     for spare in (0, 4096):
-        payload = encode_expert(weights, codes, layout, needed + spare)
+        payload = encode_experts(*batch_of(weights), codes, layout, needed + spare)[0]
         for found, wanted in zip(decode_expert(payload, codes, layout), weights, strict=True):
             assert torch.equal(bits(found), bits(wanted))
     with pytest.raises(AssertionError):
-        encode_expert(weights, codes, layout, layout.payload_bytes(0))
+        encode_experts(*batch_of(weights), codes, layout, layout.payload_bytes(0))
 
 
 def test_damage_and_another_encoding_are_noticed() -> None:
     layout = NestedLayout(128, 128)
     weights, codes = expert(2, 128, 128)
-    size = layout.payload_bytes(sanitised_codes(weights, codes).tails)
+    size = layout.payload_bytes(sanitised_codes(*batch_of(weights), codes).tails[0])
     stored = PayloadLayout(128, 128, torch.bfloat16, "nested", size)
     entry = torch.zeros(stored.entry_bytes, dtype=torch.uint8)
-    entry[:size] = encode_expert(weights, codes, layout, size)
+    entry[:size] = encode_experts(*batch_of(weights), codes, layout, size)[0]
     key = ExpertKey(1, 2)
     stored.seal(entry, key)
     stored.check(entry, key)

@@ -37,10 +37,11 @@ def nest(model: LoadedModel, spec: SyntheticSpec, target: torch.device, *, noise
             gate_up, down = (GemvMatrix(*side[layer]) for side in (path.gate_up, path.down))
             return canonical(gate_up), canonical(down)
 
-        model.store = write_nested(plain, codes_of, report, device=target, checksum=False)
+        runtime = model.runtime
+        model.store = write_nested(plain, codes_of, report, device=target, checksum=False, register=runtime.register)
         model.fused_draft, model.fused_kind = path, "rtn"
-        model.runtime.close()
-        model.runtime.register(model.store.segment)
+        runtime.close()
+        runtime.register(model.store.segment)
         torch.cuda.empty_cache()
     plain.close()
     if plain.owner:

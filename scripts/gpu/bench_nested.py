@@ -28,12 +28,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.gpu.bench_decode_kernels import ceiling_tb_per_s, event_us
 from scripts.gpu.decode_checks import Env
-from scripts.gpu.nested_checks import nested_checks, rebuild_checks
-from specter_core.draft import rtn
+from scripts.gpu.nested_checks import nested_checks, rebuild_checks, round_to_nearest
 from specter_core.draft.int4 import Int4Matrix
 from specter_core.draft.kernels.layout import GemvMatrix, repack_for_gemv
 from specter_core.memory.payload import ExpertViews, PayloadLayout
-from specter_core.nested.expert import ExpertCodes, encode_expert, sanitised_codes
+from specter_core.nested.expert import batch_of, encode_experts, sanitised_codes
 from specter_core.nested.kernels.decode import decode_rows
 from specter_core.nested.layout import NestedLayout
 from specter_core.verify.kernels.group_rows import group_rows
@@ -86,22 +85,18 @@ def random_expert(shape: Shape, kind: str, generator: torch.Generator) -> Expert
     )
 
 
-def quantized(weights: ExpertViews) -> ExpertCodes:
-    return ExpertCodes(rtn.quantize(torch.cat([weights.gate, weights.up])), rtn.quantize(weights.down))
-
-
 def codec(bench: Bench, shape: Shape, kind: str) -> None:
     """Bits, encoder time and the decode kernel for one expert."""
     layout = NestedLayout(shape.hidden, shape.width)
     weights = random_expert(shape, kind, torch.Generator("cuda").manual_seed(3))
-    started = quantized(weights)
+    started = round_to_nearest(weights)
     times = []
     for _ in range(2):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        found = sanitised_codes(weights, started)
-        size = layout.payload_bytes(found.tails)
-        payload = encode_expert(weights, found.codes, layout, size)
+        found = sanitised_codes(*batch_of(weights), started)
+        size = layout.payload_bytes(found.tails[0])
+        payload = encode_experts(*batch_of(weights), found.codes, layout, size)[0]
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     bench.row(shape.name, f"{kind}: bits per weight, resident code not counted", 8 * size / layout.weights, "bits",
@@ -110,7 +105,7 @@ def codec(bench: Bench, shape: Shape, kind: str) -> None:
     wrong = 0
     outs, runs = [], []
     for i, (weight, matrix) in enumerate(zip((torch.cat(weights[:2]), weights.down), found.codes, strict=True)):
-        gemv = repack_for_gemv(matrix)
+        gemv = GemvMatrix(*(t[0] for t in repack_for_gemv(matrix)))
         rows = slice(0, 2 * shape.width) if i == 0 else slice(2 * shape.width, layout.rows)
         split = 2 * shape.width * shape.hidden
         symbols = payload[layout.symbols_at : layout.tails_at].view(torch.int32)
@@ -135,18 +130,18 @@ def make_layer(shape: Shape, experts: int) -> Layer:
     layout = NestedLayout(shape.hidden, shape.width)
     generator = torch.Generator("cuda").manual_seed(5)
     weights = [random_expert(shape, "gauss", generator) for _ in range(experts)]
-    found = [sanitised_codes(w, quantized(w)) for w in weights]
-    size = layout.payload_bytes(max(f.tails for f in found))
+    found = [sanitised_codes(*batch_of(w), round_to_nearest(w)) for w in weights]
+    size = layout.payload_bytes(max(f.tails[0] for f in found))
     entry = PayloadLayout(shape.hidden, shape.width, torch.bfloat16, "nested", size).entry_bytes
     nested = torch.zeros(experts, entry, dtype=torch.uint8, device="cuda")
     plain_entry = PayloadLayout(shape.hidden, shape.width, torch.bfloat16).entry_bytes
     plain = torch.zeros(experts, plain_entry // 2, dtype=torch.bfloat16, device="cuda")
     for e, (w, f) in enumerate(zip(weights, found, strict=True)):
-        nested[e, :size] = encode_expert(w, f.codes, layout, size)
+        nested[e, :size] = encode_experts(*batch_of(w), f.codes, layout, size)[0]
         plain[e, : layout.weights] = torch.cat([m.flatten() for m in w])
 
     def stacked(parts: list[Int4Matrix]) -> list[GemvMatrix]:
-        whole = Int4Matrix(torch.stack([p.codes for p in parts]), torch.stack([p.scales for p in parts]))
+        whole = Int4Matrix(torch.cat([p.codes for p in parts]), torch.cat([p.scales for p in parts]))
         return [repack_for_gemv(whole)]
 
     codes = ResidentCodes(stacked([f.codes.gate_up for f in found]), stacked([f.codes.down for f in found]))

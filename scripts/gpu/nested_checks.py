@@ -15,7 +15,7 @@ from specter_core.draft.int4 import GROUP, Int4Matrix, pack, unpack
 from specter_core.draft.kernels.layout import GemvMatrix, repack_for_gemv
 from specter_core.memory.payload import ExpertViews, PayloadLayout
 from specter_core.nested.code import code_matrix, sanitised
-from specter_core.nested.expert import ExpertCodes, encode_expert, sanitised_codes
+from specter_core.nested.expert import ExpertCodes, batch_of, encode_experts, sanitised_codes
 from specter_core.nested.kernels.decode import decode_rows
 from specter_core.nested.layout import NestedLayout
 from specter_core.verify.kernels.group_rows import group_rows
@@ -58,19 +58,19 @@ def nested_checks(
     """
     layout = NestedLayout(hidden, width)
     weights = [_expert(env, hidden, width) for _ in range(experts)]
-    codes = [ExpertCodes(rtn.quantize(torch.cat([w.gate, w.up])), rtn.quantize(w.down)) for w in weights]
+    codes = [round_to_nearest(w) for w in weights]
     codes[0] = ExpertCodes(*(Int4Matrix(torch.full_like(m.codes, 0x88), m.scales) for m in codes[0]))
-    found = [sanitised_codes(w, c) for w, c in zip(weights, codes, strict=True)]
-    size = layout.payload_bytes(max(f.tails for f in found))
+    found = [sanitised_codes(*batch_of(w), c) for w, c in zip(weights, codes, strict=True)]
+    size = layout.payload_bytes(max(f.tails[0] for f in found))
     entry = PayloadLayout(hidden, width, torch.bfloat16, "nested", size).entry_bytes
     places = torch.randperm(experts + 1, generator=env.generator)[:experts].tolist()
     nested = torch.full((experts + 1, entry), 255, dtype=torch.uint8, device=env.device)
     plain = env.poison(experts + 1, 3 * hidden * width + 128)
     for place, weight, one in zip(places, weights, found, strict=True):
-        nested[place, :size] = encode_expert(weight, one.codes, layout, size)
+        nested[place, :size] = encode_experts(*batch_of(weight), one.codes, layout, size)[0]
         plain[place, : layout.weights] = torch.cat([m.flatten() for m in weight]).to(env.dtype)
     sides = [
-        repack_for_gemv(Int4Matrix(torch.stack([m.codes for m in side]), torch.stack([m.scales for m in side])))
+        repack_for_gemv(Int4Matrix(torch.cat([m.codes for m in side]), torch.cat([m.scales for m in side])))
         for side in zip(*(f.codes for f in found), strict=True)
     ]
     other = [GemvMatrix(side.words + 1, side.scales * 2) for side in sides]
@@ -106,6 +106,12 @@ def nested_checks(
         live = ids >= 0
         yield Check(f"{name} {how}: pairs with other bits than plain", bit_mismatches(out[live], wanted[live]), 0.0)
         yield Check(f"{name} {how}: invalid pairs written", float((~torch.isnan(out[~live])).sum()), 0.0)
+
+
+def round_to_nearest(weights: ExpertViews) -> ExpertCodes:
+    """One expert's codes, with a leading dimension of 1."""
+    matrices = (rtn.quantize(w[0]) for w in batch_of(weights))
+    return ExpertCodes(*(Int4Matrix(m.codes[None], m.scales[None]) for m in matrices))
 
 
 def _expert(env: Env, hidden: int, width: int) -> ExpertViews:

@@ -19,13 +19,13 @@ from specter_core.draft.draft_store import DraftExperts
 from specter_core.draft.int4 import GROUP, Int4Matrix
 from specter_core.draft.kernels.path import FusedExpertPath
 from specter_core.memory.host_store import HostExpertStore
-from specter_core.memory.payload import TRAILER_BYTES, ExpertViews, PayloadLayout, trailer_words
+from specter_core.memory.payload import TRAILER_BYTES, PayloadLayout, trailer_words
 from specter_core.model.config import ModelConfig
 from specter_core.model.decoder import Decoder
 from specter_core.model.families import family_named
 from specter_core.model.norm import load_norm
 from specter_core.model.ops_cuda import CudaOps
-from specter_core.nested.expert import ExpertCodes, encode_expert, sanitised_codes
+from specter_core.nested.expert import ExpertCodes, encode_experts, sanitised_codes
 from specter_core.nested.layout import NestedLayout
 
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -144,17 +144,18 @@ def nested_bytes(config: ModelConfig) -> int:
     return layout.payload_bytes(round(0.1625 * layout.weights))
 
 
-def nest(
-    entry: Tensor, layout: PayloadLayout, wide: Tensor, tall: Tensor, codes: list[Int4Matrix], expert: int
-) -> int:
-    """Writes an expert's nested payload (its codes are changed where they must); bytes that it needs."""
-    inner, width = NestedLayout(layout.hidden, layout.width), layout.width
-    weights = ExpertViews(wide[:width], wide[width:], tall)
-    own = ExpertCodes(*(Int4Matrix(m.codes[expert], m.scales[expert]) for m in codes))
-    found = sanitised_codes(weights, own)
-    assert not found.moved, found.moved
-    entry[: layout.payload_bytes] = encode_expert(weights, own, inner, layout.payload_bytes)
-    return inner.payload_bytes(found.tails)
+def nest(entries: Tensor, layout: PayloadLayout, wide: Tensor, tall: Tensor, codes: list[Int4Matrix]) -> int:
+    """Writes the nested payloads of experts wide [E, 2I, H], tall [E, H, I]; bytes that the largest needs."""
+    inner, largest = NestedLayout(layout.hidden, layout.width), 0
+    for start in range(0, wide.shape[0], 8):
+        some = slice(start, start + 8)
+        own = ExpertCodes(*(Int4Matrix(m.codes[some], m.scales[some]) for m in codes))
+        found = sanitised_codes(wide[some], tall[some], own)
+        assert not found.moved, found.moved
+        payloads = encode_experts(wide[some], tall[some], own, inner, layout.payload_bytes)
+        entries[some, : layout.payload_bytes] = payloads
+        largest = max(largest, inner.payload_bytes(max(found.tails)))
+    return largest
 
 
 def _fill(config: ModelConfig, layout: PayloadLayout, store: HostExpertStore, seed: int, branch: float) -> DraftExperts:
@@ -175,7 +176,7 @@ def _fill(config: ModelConfig, layout: PayloadLayout, store: HostExpertStore, se
             target.copy_(noise * gain)
         codes = [quantized(wide), quantized(tall)]
         if layout.encoding == "nested":
-            largest = max(largest, *(nest(entries[e], layout, wide[e], tall[e], codes, e) for e in range(experts)))
+            largest = max(largest, nest(entries, layout, wide, tall, codes))
         else:
             entries[:, : layout.payload_bytes] = flat.view(torch.uint8)
         words = [struct.pack("<iiiiIiI", low, high, layer, e, encoding, 0, size) + bytes(4) for e in range(experts)]

@@ -50,10 +50,13 @@ def sanitised(weight: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     weight bfloat16 [rows, K]; scales float16 [rows, K/128]. Where codes round to nearest, nothing changes.
     """
     bits, groups = _bits(weight), _grouped(codes)
+    reached = _reached(bits, groups, scales)
+    if bool(reached.all()):
+        return codes
     s = scales.to(torch.float32).unsqueeze(-1)
     nearest = torch.nan_to_num(_grouped(weight).to(torch.float32) / s, nan=0.0).round_().clamp_(-8, 7).to(torch.int8)
     nearest = torch.where(_reached(bits, nearest, scales), nearest, 0)
-    return torch.where(_reached(bits, groups, scales), groups, nearest).flatten(1)
+    return torch.where(reached, groups, nearest).flatten(1)
 
 
 def code_matrix(weight: Tensor, codes: Tensor, scales: Tensor) -> CodedMatrix:

@@ -1,4 +1,7 @@
-"""One expert to a nested payload and back, in plain torch on any device: the encoder, and the CPU's decoder."""
+"""Experts to nested payloads and back, in torch on any device: the encoder, and the CPU's decoder.
+
+B experts at a time: wide [B, 2I, H] are gate and up, tall [B, H, I] is down, bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -14,71 +17,107 @@ from specter_core.nested.layout import NestedLayout
 
 
 class ExpertCodes(NamedTuple):
-    """The resident half of one expert: gate_up [2I, …] and down [H, …], in the canonical layout of draft/int4.py."""
+    """The resident half: gate_up [B, 2I, …] and down [B, H, …], in the canonical layout of draft/int4.py."""
 
     gate_up: Int4Matrix
     down: Int4Matrix
 
+    def one(self, expert: int) -> ExpertCodes:
+        """Of a single expert, still with a leading dimension."""
+        return ExpertCodes(*(Int4Matrix(m.codes[expert : expert + 1], m.scales[expert : expert + 1]) for m in self))
+
 
 class SanitisedCodes(NamedTuple):
-    """codes that reach every weight; moved: how many differ from what they were; tails: bytes the weights need beyond
-    one symbol each."""
+    """codes that reach every weight; moved: how many differ from what they were; tails: bytes that each expert needs
+    beyond one symbol per weight."""
 
     codes: ExpertCodes
     moved: int
-    tails: int
+    tails: list[int]
 
 
-def sanitised_codes(weights: ExpertViews, codes: ExpertCodes) -> SanitisedCodes:
-    """gate, up bfloat16 [I, H] and down [H, I] with their codes, on one device."""
-    found, moved, tails = [], 0, 0
-    for weight, matrix in zip(_stacked(weights), codes, strict=True):
+def sanitised_codes(wide: Tensor, tall: Tensor, codes: ExpertCodes) -> SanitisedCodes:
+    """First step of encoding; all on one device."""
+    found, moved, tails = [], 0, torch.zeros(wide.shape[0], dtype=torch.int64, device=wide.device)
+    for weight, matrix in zip((wide, tall), codes, strict=True):
         before = unpack(matrix.codes)
-        after = sanitised(weight, before, matrix.scales)
-        moved += int((after != before).sum())
-        tails += int((after == 0).sum())
-        found.append(Int4Matrix(pack(after), matrix.scales))
-    return SanitisedCodes(ExpertCodes(*found), moved, tails)
+        after = sanitised(weight.flatten(0, 1), before.flatten(0, 1), matrix.scales.flatten(0, 1)).view(before.shape)
+        tails += (after == 0).flatten(1).sum(1)
+        changed = int((after != before).sum())
+        moved += changed
+        found.append(Int4Matrix(pack(after), matrix.scales) if changed else matrix)
+    return SanitisedCodes(ExpertCodes(*found), moved, tails.tolist())
 
 
-def encode_expert(weights: ExpertViews, codes: ExpertCodes, layout: NestedLayout, payload_bytes: int) -> Tensor:
-    """The payload, uint8 [payload_bytes] on the weights' device. codes come from `sanitised_codes`.
+def encode_experts(wide: Tensor, tall: Tensor, codes: ExpertCodes, layout: NestedLayout, payload_bytes: int) -> Tensor:
+    """Payloads uint8 [B, payload_bytes] on the weights' device. codes come from `sanitised_codes`.
 
-    Decoded again and compared: an expert that does not come back bit for bit is our bug.
+    Everything is decoded again and compared: an expert that does not come back bit for bit is our bug.
     """
-    stacked = _stacked(weights)
-    coded = [code_matrix(w, unpack(m.codes), m.scales) for w, m in zip(stacked, codes, strict=True)]
-    tails = torch.cat([part.tails for part in coded])
-    assert tails.numel() <= layout.capacity(payload_bytes), (tails.numel(), layout.capacity(payload_bytes))
-    payload = torch.zeros(payload_bytes, dtype=torch.uint8, device=stacked[0].device)
-    payload[: 4 * layout.rows] = _starts(coded).view(torch.uint8)
-    payload[layout.symbols_at : layout.tails_at] = torch.cat([part.symbols.flatten() for part in coded])
-    payload[layout.tails_at : layout.tails_at + tails.numel()] = tails
-    for weight, found in zip(weights, decode_expert(payload, codes, layout), strict=True):
-        assert torch.equal(found.view(torch.int16), weight.view(torch.int16)), (
-            "a nested expert differs from its original"
-        )
+    count = wide.shape[0]
+    payload = torch.zeros(count, payload_bytes, dtype=torch.uint8, device=wide.device)
+    starts = torch.empty(count, layout.rows, dtype=torch.int32, device=wide.device)
+    at, begin = layout.symbols_at, torch.zeros(count, 1, dtype=torch.int64, device=wide.device)  # tails written so far
+    filled = [0] * count
+    for weight, matrix in zip((wide, tall), codes, strict=True):
+        rows, inputs = weight.shape[1:]
+        coded = code_matrix(weight.flatten(0, 1), unpack(matrix.codes).flatten(0, 1), matrix.scales.flatten(0, 1))
+        _check(weight, coded, matrix)
+        size, row = rows * inputs, 0 if at == layout.symbols_at else 2 * layout.width
+        payload[:, at : at + size] = coded.symbols.view(count, size)
+        at += size
+        first = coded.starts.view(count, rows)[:, :1]  # [B, 1], in the batch's list
+        starts[:, row : row + rows] = coded.starts.view(count, rows) - first + begin
+        cuts = [*first.flatten().tolist(), coded.tails.numel()]
+        for expert in range(count):
+            own = coded.tails[cuts[expert] : cuts[expert + 1]]
+            place = layout.tails_at + filled[expert]
+            filled[expert] += own.numel()
+            assert filled[expert] <= layout.capacity(payload_bytes), (filled[expert], layout.capacity(payload_bytes))
+            payload[expert, place : place + own.numel()] = own
+        begin = torch.tensor(filled, device=wide.device).unsqueeze(1)
+    payload[:, : 4 * layout.rows] = starts.view(torch.uint8)
+    first_again = decode_expert(payload[0], codes.one(0), layout)
+    wanted = ExpertViews(wide[0, : layout.width], wide[0, layout.width :], tall[0])
+    assert all(_same(a, b) for a, b in zip(first_again, wanted, strict=True)), "a payload differs from its expert"
     return payload
 
 
+def batch_of(weights: ExpertViews) -> tuple[Tensor, Tensor]:
+    """One expert as wide [1, 2I, H] and tall [1, H, I]."""
+    return torch.cat([weights.gate, weights.up])[None], weights.down[None]
+
+
 def decode_expert(payload: Tensor, codes: ExpertCodes, layout: NestedLayout) -> ExpertViews:
-    """gate, up, down of a payload uint8 [≥ payload bytes], fresh tensors on its device."""
+    """gate, up, down of one payload uint8 [≥ payload bytes], fresh tensors on its device. codes: with B = 1."""
     width, hidden = layout.width, layout.hidden
     symbols = payload[layout.symbols_at : layout.tails_at]
     starts = payload[: 4 * layout.rows].view(torch.int32)
     tails = payload[layout.tails_at :]
     split, down_starts = 2 * width * hidden, int(starts[2 * width])
-    gate_up = decode_matrix(symbols[:split].view(2 * width, hidden), tails, unpack(codes.gate_up.codes),
-                            codes.gate_up.scales)  # fmt: skip
-    down = decode_matrix(symbols[split:].view(hidden, width), tails[down_starts:], unpack(codes.down.codes),
-                         codes.down.scales)  # fmt: skip
+    gate_up = decode_matrix(symbols[:split].view(2 * width, hidden), tails, unpack(codes.gate_up.codes[0]),
+                            codes.gate_up.scales[0])  # fmt: skip
+    down = decode_matrix(symbols[split:].view(hidden, width), tails[down_starts:], unpack(codes.down.codes[0]),
+                         codes.down.scales[0])  # fmt: skip
     return ExpertViews(gate_up[:width], gate_up[width:], down)
 
 
-def _stacked(weights: ExpertViews) -> tuple[Tensor, Tensor]:
-    return torch.cat([weights.gate, weights.up]), weights.down
+def _check(weight: Tensor, coded: CodedMatrix, matrix: Int4Matrix) -> None:
+    """Decode again: by the kernel where it runs, else in torch."""
+    if weight.is_cuda:
+        from specter_core.draft.kernels.layout import repack_for_gemv
+        from specter_core.nested.kernels.decode import decode_rows
+
+        words, scales = (t.flatten(0, 1) for t in repack_for_gemv(matrix))
+        found = torch.empty(words.shape[0], weight.shape[2], dtype=torch.int16, device=weight.device)
+        tails = torch.cat([coded.tails, coded.tails.new_zeros(16)])
+        decode_rows(words, scales, coded.symbols.view(torch.int32), tails, coded.starts, found)
+        assert _same(found.view(torch.bfloat16), weight.flatten(0, 1)), "rebuilt weights differ from their originals"
+        return
+    codes = unpack(matrix.codes).flatten(0, 1)
+    again = decode_matrix(coded.symbols, coded.tails, codes, matrix.scales.flatten(0, 1))
+    assert _same(again, weight.flatten(0, 1)), "rebuilt weights differ from their originals"
 
 
-def _starts(coded: list[CodedMatrix]) -> Tensor:
-    gate_up, down = coded
-    return torch.cat([gate_up.starts, down.starts + gate_up.tails.numel()])  # int32 [2I + H]
+def _same(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.int16), b.contiguous().view(torch.int16))

@@ -6,7 +6,7 @@ Two passes over the experts: codes and sizes first, since the largest payload is
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -17,10 +17,12 @@ from specter_core.draft.int4 import Int4Matrix
 from specter_core.errors import UserError
 from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.payload import ExpertViews, PayloadLayout
-from specter_core.nested.expert import ExpertCodes, decode_expert, encode_expert, sanitised_codes
+from specter_core.nested.expert import ExpertCodes, decode_expert, encode_experts, sanitised_codes
 from specter_core.nested.layout import NestedLayout
 from specter_core.types import ExpertKey
 
+_BATCH_BYTES = 150_000_000
+"""Of plain experts that are encoded at once: the encoder's intermediates take about twenty times as much."""
 LayerCodes = tuple[Int4Matrix, Int4Matrix]
 """gate_up [E, 2I, …] and down [E, H, …] of a layer, canonical layout."""
 
@@ -94,13 +96,12 @@ def sanitised_layer(
 ) -> LayerCodes:
     """First pass over a layer: codes that reach every weight, on `device`; sizes go to the report, in order."""
     gate_up, down = (Int4Matrix(m.codes.to(device, copy=True), m.scales.to(device)) for m in codes)
-    for expert in range(plain.experts):
-        weights = _weights(plain, ExpertKey(layer, expert), device)
-        found = sanitised_codes(weights, _expert((gate_up, down), expert))
-        report.tails.append(found.tails)
+    for some, wide, tall in _batches(plain, layer, device):
+        found = sanitised_codes(wide, tall, _experts((gate_up, down), some))
+        report.tails += found.tails
         if found.moved:
             report.moved += found.moved
-            gate_up.codes[expert], down.codes[expert] = found.codes.gate_up.codes, found.codes.down.codes
+            gate_up.codes[some], down.codes[some] = found.codes.gate_up.codes, found.codes.down.codes
     return gate_up, down
 
 
@@ -113,19 +114,25 @@ def write_nested(
     directory: str | os.PathLike[str] | None = None,
     checksum: bool = True,
     progress: Callable[[int, int], None] | None = None,
+    register: Callable[[Tensor], None] | None = None,
 ) -> HostExpertStore:
-    """Second pass: a ready store. codes(layer) are what `sanitised_layer` returned."""
+    """Second pass: a ready store. codes(layer) are what `sanitised_layer` returned. register: page-locks the new segment
+    before it is filled."""
     layout, size = report.layout, report.payload_bytes
     entries = PayloadLayout(layout.hidden, layout.width, torch.bfloat16, "nested", size)
     nested = HostExpertStore.create(plain.layers, plain.experts, entries, directory)
+    whole = nested.segment.view(nested.layers, nested.experts, entries.entry_bytes)
     try:
+        if register is not None:
+            register(nested.segment)
         for layer in range(plain.layers):
             gate_up, down = (Int4Matrix(m.codes.to(device), m.scales.to(device)) for m in codes(layer))
-            for expert in range(plain.experts):
-                key = ExpertKey(layer, expert)
-                payload = encode_expert(_weights(plain, key, device), _expert((gate_up, down), expert), layout, size)
-                nested.entry(key)[:size] = payload.cpu()
-                nested.layout.seal(nested.entry(key), key, checksum=checksum)
+            for some, wide, tall in _batches(plain, layer, device):
+                payload = encode_experts(wide, tall, _experts((gate_up, down), some), layout, size)
+                whole[layer, some, :size] = payload if payload.is_cpu else payload.cpu()
+                for expert in range(some.start, some.stop):
+                    key = ExpertKey(layer, expert)
+                    nested.layout.seal(nested.entry(key), key, checksum=checksum)
             if progress is not None:
                 progress(layer + 1, plain.layers)
     except BaseException:
@@ -142,7 +149,7 @@ def nested_views(layout: PayloadLayout, draft: DraftExperts) -> Callable[[Tensor
 
     def views(entry: Tensor, key: ExpertKey) -> ExpertViews:
         codes = (_layer(draft.gate_up, key.layer), _layer(draft.down, key.layer))
-        return decode_expert(entry, _expert(codes, key.expert), inner)
+        return decode_expert(entry, _experts(codes, slice(key.expert, key.expert + 1)), inner)
 
     return views
 
@@ -151,9 +158,22 @@ def _layer(matrix: Int4Matrix, layer: int) -> Int4Matrix:
     return Int4Matrix(matrix.codes[layer], matrix.scales[layer])
 
 
-def _expert(codes: LayerCodes, expert: int) -> ExpertCodes:
-    return ExpertCodes(*(_layer(matrix, expert) for matrix in codes))
+def _experts(codes: LayerCodes, some: slice) -> ExpertCodes:
+    return ExpertCodes(*(Int4Matrix(matrix.codes[some], matrix.scales[some]) for matrix in codes))
 
 
-def _weights(store: HostExpertStore, key: ExpertKey, device: torch.device | str) -> ExpertViews:
-    return ExpertViews(*(matrix.to(device) for matrix in store.layout.views(store.entry(key))))
+def _batches(store: HostExpertStore, layer: int, device: torch.device | str) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """(experts, wide [B, 2I, H], tall [B, H, I]) of a plain store's layer, on `device`."""
+    layout = store.layout
+    hidden, width = layout.hidden, layout.width
+    whole = store.segment.view(store.layers, store.experts, layout.entry_bytes)
+    at_once = max(1, _BATCH_BYTES // layout.entry_bytes)
+    for start in range(0, store.experts, at_once):
+        some = slice(start, min(start + at_once, store.experts))
+        flat = whole[layer, some].to(device)[:, : layout.payload_bytes].view(layout.dtype)
+        split = 2 * hidden * width
+        yield (
+            some,
+            flat[:, :split].unflatten(1, (2 * width, hidden)),
+            flat[:, split:].unflatten(1, (hidden, width)),
+        )
