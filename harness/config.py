@@ -50,7 +50,8 @@ class SystemEntry:
     links: device -> the links it can be measured with (absent device: all). devices: those it can be measured
     on (none: all). budgeted False: runs without a budget. python: interpreter of the worker, relative to the
     repository, where the system has an environment of its own. weights_as: model's kind of weights -> what the system
-    really has in their place, e.g. {synthetic: dummy}; such rows are compared with no reference tokens.
+    really has in their place, e.g. {synthetic: dummy}; such rows are compared with no reference tokens. environment:
+    .venvs/<environment>, made by `make <make>`, whose package has the same name.
     """
 
     name: str
@@ -70,6 +71,8 @@ class SystemEntry:
     reason: str = ""
     python: str | None = None
     weights_as: Mapping[str, str] = field(default_factory=dict)
+    environment: str | None = None
+    make: str = ""
 
     @property
     def variant(self) -> str:

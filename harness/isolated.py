@@ -61,6 +61,14 @@ def interpreter(environment: Environment, given: str | None) -> str:
     raise UserError(f"{environment.name} has no environment here ({own.relative_to(ROOT)}); {environment.missing}")
 
 
+def missing_environment(name: str, make: str, given: object = None) -> str | None:
+    """None where an isolated system's package is here: in .venvs/<name>, under the interpreter given, or beside us."""
+    named = isinstance(given, str) and not given.startswith("$")
+    if named or (ROOT / ".venvs" / name / "bin" / "python").is_file() or importable(name):
+        return None
+    return f"not installed; make it with: make {make}"
+
+
 def importable(package: str) -> bool:
     import importlib.util
 

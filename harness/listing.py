@@ -7,12 +7,13 @@ from pathlib import Path
 
 from harness import catalogue
 from harness.cells import expand
-from harness.config import RunConfig, model_entry, system_entry
+from harness.config import RunConfig, SystemEntry, model_entry, system_entry
 from harness.depth_file import chosen_depths, location
 from harness.environment import detect_device
 from harness.estimate import Speeds, known_files, recorded
 from harness.footprint import entry_bytes, parts, slots_in
 from harness.grid import PlannedGroup, RunPlan, missing_module
+from harness.isolated import missing_environment
 from harness.memory import memory_spec
 from harness.prompts import PromptSource
 from harness.records import key_of
@@ -40,11 +41,18 @@ def catalogue_lines(source: PromptSource) -> Iterator[str]:
     for name in catalogue.names("system"):
         system = system_entry(name, catalogue.load("system", name))
         reason = None if system.available else system.reason
-        yield f"  {name:24} {system.label:24} {reason or missing_module(system) or 'ready'}"
+        yield f"  {name:24} {system.label:24} {reason or missing_module(system) or without(system) or 'ready'}"
     for group in ("sweep", "profile", "memory", "link", "launcher"):
         yield f"{group}s" if group != "memory" else "memories"
         for name in catalogue.names(group):
             yield f"  {name:24} {catalogue.headline(group, name)}"
+
+
+def without(system: SystemEntry) -> str | None:
+    """What a system with an environment of its own lacks."""
+    if system.environment is None:
+        return None
+    return missing_environment(system.environment, system.make, system.options.get("python"))
 
 
 def plan_lines(config: RunConfig, plan: RunPlan, records: Path) -> Iterator[str]:

@@ -8,7 +8,7 @@ import pytest
 from harness_fixture import TESTS, plan, raw_config, run
 from records_fixture import LABELS, row
 
-from harness import catalogue, depth_file
+from harness import catalogue, depth_file, sweep_defaults
 from harness.cells import DepthKey, expand
 from harness.config import run_config
 from harness.early_stop import settled, width
@@ -45,7 +45,19 @@ def test_every_sweep_of_the_paper_is_there_and_says_its_name():
         assert catalogue.headline("sweep", name).startswith(f"python run.py sweep={name} ")
 
 
-def test_a_sweep_sets_what_the_command_line_does_not():
+def test_the_main_run_takes_along_what_is_installed(monkeypatch):
+    here: set[str] = {"llama_cpp", "vllm"}
+    monkeypatch.setattr(sweep_defaults, "missing_environment", lambda name, make: None if name in here else make)
+    ours = "specter,autoregressive,mo_sm,mo_sc,transformers"
+    assert with_defaults([]) == [f"system=[{ours},llama_cpp]"]
+    assert with_defaults(["profile=paper"]) == ["profile=paper", f"system=[{ours},vllm,llama_cpp]"]
+    assert with_defaults(["system=specter"]) == ["system=specter"]
+    here.clear()
+    assert with_defaults([]) == []
+
+
+def test_a_sweep_sets_what_the_command_line_does_not(monkeypatch):
+    monkeypatch.setattr(sweep_defaults, "missing_environment", lambda name, make: make)
     arguments = with_defaults(["sweep=depth", "prompts=1"])
     assert arguments[:2] == ["sweep=depth", "prompts=1"]
     assert "repeats=3" in arguments and "system=[specter]" in arguments and "prompts=5" not in arguments

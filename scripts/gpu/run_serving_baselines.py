@@ -8,7 +8,7 @@ memory setting. Rows go to DIR/measured/records.csv as they come; at the end the
 is in DIR/records.csv and the others are in DIR/placements.csv. --tokens FILE: the target's own greedy tokens of an
 earlier run on the same weights, for exact_match. Run again with the same --out, it goes on where it stopped.
 
-A machine without internet gets the engines' packages as files: pack_serving.sh beside this says how.
+A machine without internet gets the engines' packages as files: serving_pack.sh beside this makes them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -30,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from harness import catalogue, environment
 from harness.columns import NAMES
 from harness.config import RunConfig, SystemEntry, run_config
-from harness.grid import plan_run
+from harness.grid import PlannedGroup, plan_run
 from harness.launch import seats
 from harness.measure import Measurement
 from harness.prompt_ids import IdSource
@@ -71,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--brief", type=lambda text: text.split(","), default=[], help="kinds with one prompt, 32 tokens"
     )
+    parser.add_argument("--only", **names("*/*/*"), help="patterns of MODEL/KIND/MEMORY")
     parser.add_argument(
         "--together", action="store_true", help="start all engines at once, measure one after the other"
     )
@@ -124,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
             cells += [
                 Cell(measurement, p, source.warmup(p.model, p.group.setting.prefix_tokens))
                 for p in plan.groups
-                if measurement.unfinished(p)
+                if measurement.unfinished(p) and wanted(options, p)
             ]
     gpu = seats(plan.device, 1 if plan.device == "cuda" else None)[0]
     if options.together:
@@ -137,6 +139,13 @@ def run(options: argparse.Namespace) -> int:
             group = cell.planned.group
             _notice(f"{time.monotonic() - start:5.1f} s {group.name} {group.system.options}")
     return sum(len(set(cell.planned.keys) - records.done) for cell in cells)
+
+
+def wanted(options: argparse.Namespace, planned: PlannedGroup) -> bool:
+    """Whether --only names the cell."""
+    chosen = planned.group.system.options
+    kind = "resident" if chosen["variant"] == "resident" else chosen[KINDS[options.system][0]]
+    return any(fnmatch(f"{planned.model.name}/{kind}/{planned.memory.label}", pattern) for pattern in options.only)
 
 
 def _environment(path: Path, device: str, commit: str) -> dict[str, Any]:
