@@ -208,6 +208,7 @@ class Bench:
         self.first_tokens = self.first_tokens or tokens
         wrong = sum(a != b for a, b in zip(tokens, self.first_tokens, strict=True))
         self.row(where, "token mismatches with the first budget", wrong, "", f"of {len(tokens)}")
+        self._profile(engine)
 
     def _memory(self, where: str, engine: SpecterEngine, budget_gb: float) -> None:
         """The device's memory: growth over many windows, and its peak against the budget."""
