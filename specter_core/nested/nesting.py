@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specter_core.draft.draft_store import DraftExperts
 from specter_core.draft.int4 import Int4Matrix
@@ -116,8 +117,8 @@ def write_nested(
     progress: Callable[[int, int], None] | None = None,
     register: Callable[[Tensor], None] | None = None,
 ) -> HostExpertStore:
-    """Second pass: a ready store. codes(layer) are what `sanitised_layer` returned. register: page-locks the new segment
-    before it is filled."""
+    """Second pass: a ready store. codes(layer) are what `sanitised_layer` returned. register: page-locks the new
+    segment before it is filled."""
     layout, size = report.layout, report.payload_bytes
     entries = PayloadLayout(layout.hidden, layout.width, torch.bfloat16, "nested", size)
     nested = HostExpertStore.create(plain.layers, plain.experts, entries, directory)
@@ -129,7 +130,9 @@ def write_nested(
             gate_up, down = (Int4Matrix(m.codes.to(device), m.scales.to(device)) for m in codes(layer))
             for some, wide, tall in _batches(plain, layer, device):
                 payload = encode_experts(wide, tall, _experts((gate_up, down), some), layout, size)
-                whole[layer, some, :size] = payload if payload.is_cpu else payload.cpu()
+                whole[layer, some].copy_(
+                    pad(payload, (0, entries.entry_bytes - size))
+                )  # one range: the link's full rate
                 for expert in range(some.start, some.stop):
                     key = ExpertKey(layer, expert)
                     nested.layout.seal(nested.entry(key), key, checksum=checksum)
