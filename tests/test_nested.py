@@ -167,3 +167,35 @@ def test_nested_experts_change_no_token(tmp_path: Path) -> None:
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+
+
+def test_a_synthetic_model_writes_the_same_text_nested_and_counts_its_codes_at_depth_0() -> None:
+    from harness.synthetic import open_synthetic, spec_for
+    from specter_core.assembly import build_engine, fixed_parts
+    from specter_core.options import EngineOptions
+    from specter_core.types import Request
+
+    spec = spec_for("small_qwen2_moe", topic_dims=16, layers=3, experts=8, vocab=2048)
+    request = Request("r", tuple(range(5, 15)), 6, ignore_eos=True)
+    texts, entry_bytes = [], []
+    for encoding in ("plain", "nested"):
+        with open_synthetic(spec, "cpu", encoding=encoding) as model:
+            entry_bytes.append(model.store.layout.entry_bytes)
+            for depth in (0, 3):
+                options = EngineOptions(depth=depth, context_tokens=32)
+                with build_engine(model, options, slots_per_layer=2) as engine:
+                    assert engine.options.experts_encoding == encoding
+                    texts.append(engine.generate([request]).results[0].tokens)
+                counted = fixed_parts(model, options)["draft"] > 0
+                assert counted == (encoding == "nested" or depth > 0)
+    assert all(text == texts[0] for text in texts)
+    assert entry_bytes[1] < 0.65 * entry_bytes[0]
+
+
+def test_the_harness_passes_the_encoding_on_and_the_paper_variant_is_plain() -> None:
+    from harness.systems.specter import create
+
+    assert create({"encoding": "nested"})._options.experts_encoding == "nested"
+    assert create({"encoding": "nested", "variant": "paper"})._options.experts_encoding == "plain"
+    with pytest.raises(UserError, match="experts_encoding is 'squeezed', known are plain, nested"):
+        create({"encoding": "squeezed"})
