@@ -1,4 +1,4 @@
-"""python run.py sweep=kernels: the bench of the INT4 kernels where there is a GPU, a line that says so elsewhere."""
+"""python run.py sweep=kernels: the benches of the INT4 kernels where there is a GPU, a line that says so elsewhere."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from harness.config import RunConfig
 from harness.runner import write_csv
 from specter_core.errors import UserError
 
-BENCH = "scripts.gpu.bench_kernel"
-FUSED_FORMS = ("both launches", "both launches, dependent launch", "per choice", "per expert")
+BENCHES = ("scripts.gpu.bench_kernel", "scripts.gpu.bench_comparison")
+FUSED_FORMS = ("both launches", "both launches, dependent launch", "per choice")
 
 
 def run(config: RunConfig) -> dict[str, Any]:
-    """Runs the bench with the output folder as its $OUT and adds kernels.csv in the figures' columns. On a CPU nothing
-    is measured, and that is no failure."""
+    """Runs the benches with the output folder as their $OUT and adds kernels.csv in the figures' columns. On a CPU
+    nothing is measured, and that is no failure."""
     device = environment.detect_device(config.device)
     outcome: dict[str, Any] = {
         "sweep": config.sweep,
@@ -31,18 +31,20 @@ def run(config: RunConfig) -> dict[str, Any]:
         "skipped": 0,
     }
     if device != "cuda":
-        print(f"skipped: kernels: need a CUDA device, this is a {device}; on one: python -m {BENCH}", file=sys.stderr)
+        told = f"need a CUDA device, this is a {device}; on one: python -m {BENCHES[0]}"
+        print(f"skipped: kernels: {told}", file=sys.stderr)
         return outcome | {"skipped": 1}
     out = ROOT / config.output
     out.mkdir(parents=True, exist_ok=True)
-    done = subprocess.run(
-        [sys.executable, "-m", BENCH], cwd=ROOT, env=dict(os.environ, OUT=str(out)), stdout=sys.stderr
-    )
-    if done.returncode:
-        raise UserError(f"python -m {BENCH} ended with exit code {done.returncode}; what it printed says why")
+    for bench in BENCHES:
+        done = subprocess.run(
+            [sys.executable, "-m", bench], cwd=ROOT, env=dict(os.environ, OUT=str(out)), stdout=sys.stderr
+        )
+        if done.returncode:
+            raise UserError(f"python -m {bench} ended with exit code {done.returncode}; what it printed says why")
     captured = environment.capture(device, config.threads, {}, environment.git_commit())
     environment.write(out / "environment.json", captured)
-    table = kernels_table(pd.read_csv(out / "kernel.csv"))
+    table = pd.concat([kernels_table(pd.read_csv(out / "kernel.csv")), pd.read_csv(out / "comparison.csv")])
     write_csv(out / "kernels.csv", table)
     return outcome | {"rows": len(table)}
 

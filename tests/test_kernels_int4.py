@@ -9,10 +9,6 @@ import pytest
 
 pytest.importorskip("triton")
 
-from scripts.gpu.bench_kernel import STAGES, candidates, rotation
-from scripts.gpu.int4_checks import SHAPES
-from specter_core.draft.int4 import matrix_bytes
-
 
 @pytest.fixture(scope="module")
 def interpreted() -> dict[str, Any]:
@@ -45,20 +41,3 @@ def test_every_kernel_compiles_for_sm90_with_16_byte_loads(compiled: dict[str, A
         assert shared <= 227 * 1024
         assert wide_loads > 0 or kernel == "_down_grouped", kernel
         assert waits == pdl, kernel
-
-
-def test_the_bench_meets_no_expert_twice_within_more_than_the_l2() -> None:
-    for model, (hidden, width, experts, top_k) in SHAPES.items():
-        launches = experts // top_k
-        assert launches * top_k * 3 * matrix_bytes(hidden, width) > 200e6, model
-        ids = rotation(experts, top_k, tokens=1)
-        for first in range(len(ids) - launches):
-            window = [int(e) for launch in ids[first : first + launches] for e in launch[0]]
-            assert len(set(window)) == len(window)
-
-
-def test_the_sweep_tries_unrolled_and_looped_tiles_of_every_model() -> None:
-    for model in SHAPES:
-        for stage in STAGES:
-            found = candidates(stage, model)
-            assert {config.unroll for config in found} == {True, False} and len(set(found)) == len(found)

@@ -3,16 +3,17 @@
 
 First float64 checks on fresh inputs, then the HBM ceiling (measured here), then per model a sweep of tiles
 at one token and the best pair of launches, with experts rotated over more data than the L2 holds, under
-CUDA graphs. Further rows: 1 to 64 tokens, weights read per (token, choice) against once per expert. Writes
+CUDA graphs. Further rows: 1 to 64 tokens. Writes
 kernel_sweep.csv, kernel.csv and aims.csv to $OUT (or outputs/). A case that fails is a row that says why;
 the last line is one JSON object. Exit code 1 when a check fails. --no-sweep times the configured tiles
-only.
+only. SPECTER_COMMIT states the commit where there is no git history.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import itertools
 import json
 import multiprocessing
 import os
@@ -23,18 +24,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from scripts.gpu.bench_decode_kernels import ceiling_tb_per_s, event_us
-from scripts.gpu.int4_checks import SHAPES, Case, Config, check_case, make_inputs
+from scripts.gpu.block_checks import check_case
+from scripts.gpu.int4_checks import SHAPES, Case, make_inputs
 from specter_core.draft.int4 import matrix_bytes
-from specter_core.draft.kernels.configs import GemvConfig, GroupedConfig, path_config
-from specter_core.draft.kernels.down import down_weighted_sum
-from specter_core.draft.kernels.gate_up import gate_up_swiglu
-from specter_core.draft.kernels.layout import GemvMatrix, repack_for_gemv
+from specter_core.draft.kernels.block_configs import BlockConfig, block_path_config
+from specter_core.draft.kernels.block_down import down_blocks
+from specter_core.draft.kernels.block_gate_up import gate_up_blocks
+from specter_core.draft.kernels.blocks import BlockMatrix, repack_to_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
 AIMS_US = {"deepseek_v2_lite": 13.5, "qwen15_moe": 11.0, "phi35_moe": 29.0}
@@ -43,23 +45,18 @@ TOKENS = (1, 2, 3, 4, 6, 8, 16, 32, 64)
 STAGES = ("gate_up", "down")
 
 
-def candidates(stage: str, model: str) -> list[GemvConfig]:
-    """Tiles to try; unrolled ones stay below 64 weight loads in a row."""
+def candidates(stage: str, model: str) -> list[BlockConfig]:
+    """Tiles to try: some 8 to 64 warps per multiprocessor, up to 64 registers of weights on their way per thread."""
     hidden, width, _, top_k = SHAPES[model]
-    groups = hidden // 128 if stage == "gate_up" else top_k * width // 128
-    matrices = 2 if stage == "gate_up" else 1
-    found = []
-    for block_n in (2, 4, 8, 16):
-        for warps in (1, 2, 4, 8):
-            steps = -(-groups // (8 * warps))
-            rows = block_n * matrices
-            if steps * 8 * warps > 1.5 * groups or not 2 <= rows <= 16:
-                continue
-            if rows * steps <= 64:
-                found.append(GemvConfig(block_n, warps))
-            if steps > 1 and rows <= 8:
-                found += [GemvConfig(block_n, warps, unroll=False, stages=stages) for stages in (1, 3)]
-    return found
+    if stage == "gate_up":
+        slots = {split: hidden // 128 // split for split in (2, 4, 8)}
+        return [BlockConfig(split, 1, min(8, slots[split])) for split in slots] + [BlockConfig(4, 2, min(8, slots[4]))]
+    slots = {
+        split: -(-top_k * width // 128 // split) for split in (4, 8, 16, 32) if 1000 <= hidden // 16 * split < 4500
+    }
+    return [
+        BlockConfig(split, 1, ahead) for split, most in slots.items() for ahead in sorted({min(4, most), min(8, most)})
+    ]
 
 
 def rotation(experts: int, top_k: int, tokens: int) -> list[Tensor]:
@@ -80,10 +77,10 @@ class Layer:
         hidden, width, experts, top_k = SHAPES[model]
         self.case = Case(hidden, width, experts, top_k, tokens, torch.bfloat16)
         inputs = make_inputs(self.case, device, seed=1, padded=False)
-        self.matrices = repack_for_gemv(inputs.gate_up), repack_for_gemv(inputs.down)
+        self.matrices = repack_to_blocks(inputs.gate_up, halves=True), repack_to_blocks(inputs.down)
         self.x, self.weights = inputs.x, inputs.weights
         self.ids = [ids.to(device) for ids in rotation(experts, top_k, tokens)]
-        self.act = torch.zeros(tokens * top_k, width, device=device)
+        self.act = torch.zeros(tokens * top_k, width, dtype=torch.float16, device=device)
         self.out = torch.zeros(tokens, hidden, device=device)
         self.distinct = sum(len(set(ids.flatten().tolist())) for ids in self.ids) / len(self.ids)
 
@@ -93,14 +90,14 @@ class Layer:
         one = matrix_bytes(2 * width, hidden) if stage == "gate_up" else matrix_bytes(hidden, width)
         return one * self.distinct
 
-    def launch(self, stage: str, ids: Tensor, config: Config, pdl: bool = False) -> None:
+    def launch(self, stage: str, ids: Tensor, config: BlockConfig, pdl: bool = False) -> None:
         if stage == "gate_up":
-            gate_up_swiglu(self.x, ids, self.matrices[0], self.act, config, pdl)
+            gate_up_blocks(self.x, ids, self.matrices[0], self.act, config, pdl)
         else:
-            down_weighted_sum(self.act, ids, self.weights, self.matrices[1], self.out, config, pdl)
+            down_blocks(self.act, ids, self.weights, self.matrices[1], self.out, config, pdl)
 
-    def time_us(self, stages: Sequence[tuple[str, Config]], pdl: bool = False) -> float:
-        """Microseconds of one turn through the stages, many turns in one graph."""
+    def time_us(self, stages: Sequence[tuple[str, BlockConfig]], pdl: bool = False) -> float:
+        """Microseconds of one turn through the stages' launches, many turns in one graph."""
 
         def turns() -> None:
             for ids in self.ids:
@@ -115,31 +112,55 @@ class Layer:
         return event_us(graph.replay, 15) / len(self.ids)
 
 
-def compile_candidates(model: str, index: int, workers: int) -> None:
-    """Fill Triton's cache on the disk with every workers-th candidate; needs no GPU."""
-    from scripts.gpu.offline_sm90 import compile_only
+class Bench(NamedTuple):
+    """What one model's bench found."""
 
-    layer = object.__new__(Layer)
-    hidden, width, experts, top_k = SHAPES[model]
+    tried: list[dict[str, Any]]
+    rows: list[dict[str, Any]]
+    aim: dict[str, Any]
+
+
+class Job(NamedTuple):
+    """A kernel to compile ahead of its launch."""
+
+    case: Case
+    stage: str
+    config: BlockConfig
+    pdl: bool = False
+
+
+def compile_jobs(jobs: Sequence[Job]) -> None:
+    """Fill Triton's cache on the disk; needs no GPU."""
+    from scripts.gpu.offline_sm90 import compile_only
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
-    def matrix(outputs: int, inputs: int) -> GemvMatrix:
-        words = empty(experts, outputs, inputs // 8, dtype=torch.int32)
-        return GemvMatrix(words, empty(experts, outputs, inputs // 128, dtype=torch.float16))
+    def matrix(experts: int, outputs: int, inputs: int) -> BlockMatrix:
+        blocks = experts, outputs // 16, inputs // 128
+        return BlockMatrix(empty(*blocks, 256, dtype=torch.int32), empty(*blocks, 8, 2, dtype=torch.float16))
 
-    layer.matrices = matrix(2 * width, hidden), matrix(hidden, width)
-    layer.x, layer.weights = empty(1, hidden, dtype=torch.bfloat16), empty(1, top_k)
-    layer.act, layer.out = empty(top_k, width), empty(1, hidden)
-    ids = empty(1, top_k, dtype=torch.int64)
-    jobs = [(stage, config) for stage in STAGES for config in candidates(stage, model)]
     with compile_only():
-        for stage, config in jobs[index::workers]:
+        for (hidden, width, experts, top_k, tokens, dtype), stage, config, pdl in jobs:
+            layer = object.__new__(Layer)
+            layer.matrices = matrix(experts, 2 * width, hidden), matrix(experts, hidden, width)
+            layer.x, layer.weights = empty(tokens, hidden, dtype=dtype), empty(tokens, top_k)
+            layer.act, layer.out = empty(tokens * top_k, width, dtype=torch.float16), empty(tokens, hidden)
             try:
-                layer.launch(stage, ids, config)
+                layer.launch(stage, empty(tokens, top_k, dtype=torch.int64), config, pdl)
             except Exception as problem:
-                print(f"compile {model} {stage} {config}: {problem}", file=sys.stderr)
+                print(f"compile {stage} {config}: {problem}", file=sys.stderr)
+
+
+def compile_all(pool: ProcessPoolExecutor, workers: int, jobs: Sequence[Job]) -> None:
+    jobs = list(dict.fromkeys(jobs))
+    for done in [pool.submit(compile_jobs, jobs[first::workers]) for first in range(workers)]:
+        if done.exception() is not None:
+            print(f"compile worker: {done.exception()}", file=sys.stderr)
+
+
+def model_case(model: str, tokens: int = 1) -> Case:
+    return Case(*SHAPES[model], tokens, torch.bfloat16)
 
 
 def attempt(run: Callable[[], float]) -> tuple[float | None, str]:
@@ -150,38 +171,40 @@ def attempt(run: Callable[[], float]) -> tuple[float | None, str]:
         return None, f"{type(problem).__name__}: {problem}".splitlines()[0][:160]
 
 
-def check_all() -> list[list[Any]]:
-    """Failed checks, over the models' shapes and odd ones."""
+def check_cases() -> list[tuple[Case, tuple[BlockConfig, BlockConfig]]]:
+    """The models' shapes, and odd ones."""
     half, brain = torch.float16, torch.bfloat16
-    plain = (GemvConfig(4, 2), GemvConfig(4, 2))
-    grouped = (GroupedConfig(), GroupedConfig(16))
-    failed = []
-    cases: list[tuple[Case, tuple[Config, Config]]] = []
+    cases: list[tuple[Case, tuple[BlockConfig, BlockConfig]]] = []
     for model, (hidden, width, experts, top_k) in SHAPES.items():
-        config = path_config(hidden, width, top_k)
-        one, many = (config.gate_up, config.down), (config.grouped_gate_up, config.grouped_down)
+        config = block_path_config(hidden, width, top_k)
         most = 17 if model == "phi35_moe" else 64
-        for dtype in (half, brain):
-            for tokens, configs in ((1, one), (3, one), (most, many)):
-                cases.append((Case(hidden, width, experts, top_k, tokens, dtype), configs))
+        for dtype, tokens in itertools.product((half, brain), (1, 3, most)):
+            cases.append((Case(hidden, width, experts, top_k, tokens, dtype), (config.gate_up, config.down)))
+    uneven, wide = (BlockConfig(4, 4, 1), BlockConfig(4, 2, 2)), (BlockConfig(2, 8), BlockConfig(1, 16))
     for tokens in (1, 5):
         odd, small = Case(1152, 896, 7, 5, tokens, half), Case(128, 128, 2, 2, tokens, half)
-        cases += [(odd, plain), (odd._replace(dtype=brain), grouped), (small, plain), (small, grouped)]
-    looped = GemvConfig(8, 1, unroll=False, stages=3)
-    cases.append((Case(1152, 896, 7, 5, 2, half), (looped, looped)))
+        cases += [(odd, uneven), (odd._replace(dtype=brain), wide), (small, uneven), (small, wide)]
+    return cases
+
+
+def check_all() -> list[list[Any]]:
+    """Failed checks."""
+    failed = []
+    cases = check_cases()
     for seed, (case, configs) in enumerate(cases):
         for name, value, limit in check_case(case, *configs, device="cuda", seed=seed):
             if not value <= limit:
                 failed.append([list(map(str, case)), name, value, limit])
-    print(f"{len(cases)} cases against float64: {len(failed)} checks failed")
+    print(f"{len(cases)} cases against float64: {len(failed)} checks failed", flush=True)
     return failed
 
 
-def sweep(model: str, layer: Layer, ceiling: float) -> tuple[list[dict[str, Any]], dict[str, GemvConfig]]:
-    """Every candidate's row, and the quickest of each stage."""
-    rows, best = [], {}
+def sweep(model: str, layer: Layer, ceiling: float) -> tuple[list[dict[str, Any]], dict[str, list[BlockConfig]]]:
+    """Every candidate's row, and the quickest three of each stage."""
+    rows: list[dict[str, Any]] = []
+    best: dict[str, list[BlockConfig]] = {}
     for stage in STAGES:
-        timed: list[tuple[float, GemvConfig]] = []
+        timed: list[tuple[float, BlockConfig]] = []
         for config in candidates(stage, model):
             us, note = attempt(partial(layer.time_us, [(stage, config)]))
             tried = {"model": model, "stage": stage, "config": str(config), "us": us, "note": note}
@@ -189,27 +212,23 @@ def sweep(model: str, layer: Layer, ceiling: float) -> tuple[list[dict[str, Any]
             if us is not None:
                 timed.append((us, config))
         timed.sort(key=lambda pair: pair[0])
-        best[stage] = timed[0][1]
+        best[stage] = [config for _, config in timed[:3]]
         floor = layer.bytes(stage) / ceiling / 1e6
         top = "; ".join(f"{us:.2f} {config}" for us, config in timed[:3])
         print(f"{model:17s} {stage:8s} floor {floor:5.2f} µs, best {top}", flush=True)
     return rows, best
 
 
-def token_rows(model: str, best: dict[str, GemvConfig], ceiling: float) -> list[dict[str, Any]]:
-    """Both launches at 1 … 64 tokens, weights per (token, choice) and per expert."""
-    hidden, width, _, top_k = SHAPES[model]
-    config = path_config(hidden, width, top_k)
+def token_rows(
+    model: str, pair: Sequence[BlockConfig], ceiling: float, counts: Sequence[int] = TOKENS
+) -> list[dict[str, Any]]:
+    """Both launches at 1 … 64 tokens."""
     rows = []
-    for tokens in TOKENS:
+    for tokens in counts:
         layer = Layer(model, "cuda", tokens)
-        forms: dict[str, list[tuple[str, Config]]] = {
-            "per choice": [(stage, best[stage]) for stage in STAGES],
-            "per expert": [("gate_up", config.grouped_gate_up), ("down", config.grouped_down)],
-        }
-        for form, stages in forms.items():
-            us, note = attempt(partial(layer.time_us, stages))
-            rows.append(row(model, form, tokens, us, sum(map(layer.bytes, STAGES)), ceiling, note))
+        us, note = attempt(partial(layer.time_us, list(zip(STAGES, pair, strict=True))))
+        rows.append(row(model, "per choice", tokens, us, sum(map(layer.bytes, STAGES)), ceiling, note))
+        del layer
         torch.cuda.empty_cache()
     return rows
 
@@ -228,33 +247,32 @@ def row(
     return found
 
 
-def bench(model: str, ceiling: float, swept: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]], dict[str, Any]]:
-    """(sweep rows, rows, the aim's row) of one model."""
-    hidden, width, _, top_k = SHAPES[model]
+def bench(model: str, best: dict[str, list[BlockConfig]], ceiling: float, counts: Sequence[int] = TOKENS) -> Bench:
+    """Pairs of the best tiles, with and without dependent launch, and the best pair at 1 … 64 tokens."""
     layer = Layer(model, "cuda")
-    configured = path_config(hidden, width, top_k)
     tried: list[dict[str, Any]] = []
-    best = {"gate_up": configured.gate_up, "down": configured.down}
-    if swept:
-        tried, best = sweep(model, layer, ceiling)
-    rows = []
-    pairs: list[tuple[float, str]] = []
-    both = [(stage, best[stage]) for stage in STAGES]
-    for pdl in (False, True):
-        us, note = attempt(partial(layer.time_us, both, pdl))
-        form = "both launches" + (", dependent launch" if pdl else "")
-        rows.append(row(model, form, 1, us, sum(map(layer.bytes, STAGES)), ceiling, note))
+    timed: list[tuple[float, bool, list[BlockConfig]]] = []
+    for pdl, first, second in itertools.product((False, True), best["gate_up"], best["down"]):
+        us, note = attempt(partial(layer.time_us, [("gate_up", first), ("down", second)], pdl))
+        config = f"{first} + {second}"
+        tried.append({"model": model, "stage": "both" + ", dependent" * pdl, "config": config, "us": us, "note": note})
         if us is not None:
-            pairs.append((us, form))
-    for stage, config in both:
-        us, note = attempt(partial(layer.time_us, [(stage, config)]))
-        rows.append(row(model, f"{stage} alone", 1, us, layer.bytes(stage), ceiling, note))
-    rows += token_rows(model, best, ceiling)
-    us, form = min(pairs)
+            timed.append((us, pdl, [first, second]))
+    timed.sort(key=lambda entry: entry[0])
+    rows = []
+    for pdl in (False, True):
+        us, _, both = next(entry for entry in timed if entry[1] == pdl)
+        form = "both launches" + ", dependent launch" * pdl
+        rows.append(row(model, form, 1, us, sum(map(layer.bytes, STAGES)), ceiling, f"{both[0]} + {both[1]}"))
+    us, pdl, both = timed[0]
+    for stage, config in zip(STAGES, both, strict=True):
+        alone, note = attempt(partial(layer.time_us, [(stage, config)]))
+        rows.append(row(model, f"{stage} alone", 1, alone, layer.bytes(stage), ceiling, note))
+    rows += token_rows(model, both, ceiling, counts)
     aim: dict[str, Any] = {"aim": f"int4 kernel, one token, both launches, {model}", "value": round(us, 2)}
     aim |= {"unit": "µs per layer", "target": AIMS_US[model], "met": us <= AIMS_US[model]}
-    aim |= {"git_commit": git_commit(), "form": form}
-    return tried, rows, aim | {stage: str(config) for stage, config in both}
+    aim |= {"git_commit": git_commit(), "form": "dependent launch" if pdl else "plain launch"}
+    return Bench(tried, rows, aim | {stage: str(config) for stage, config in zip(STAGES, both, strict=True)})
 
 
 def git_commit() -> str:
@@ -283,27 +301,38 @@ def main() -> int:
         return 2
     begin = time.perf_counter()
     models = options.models.split(",")
-    if not options.no_sweep:
-        workers = max(1, (os.cpu_count() or 2) // len(models))
-        with ProcessPoolExecutor(workers * len(models), mp_context=multiprocessing.get_context("spawn")) as pool:
-            jobs = [pool.submit(compile_candidates, m, i, workers) for m in models for i in range(workers)]
-            for job in jobs:
-                if job.exception() is not None:
-                    print(f"compile worker: {job.exception()}", file=sys.stderr)
-        print(f"compiled in {time.perf_counter() - begin:.0f} s")
-    ceilings = ceiling_tb_per_s()
-    ceiling = max(ceilings.values())
-    torch.cuda.empty_cache()
-    print(f"HBM ceiling: copy {ceilings['copy']:.2f}, read {ceilings['read']:.2f} TB/s")
-    failed = check_all()
+    best: dict[str, dict[str, list[BlockConfig]]] = {}
+    for model in models:
+        hidden, width, _, top_k = SHAPES[model]
+        config = block_path_config(hidden, width, top_k)
+        best[model] = {"gate_up": [config.gate_up], "down": [config.down]}
+    workers = max(1, (os.cpu_count() or 2) - 1)
     tried: list[dict[str, Any]] = []
+    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+        jobs = [Job(case, *entry) for case, pair in check_cases() for entry in zip(STAGES, pair, strict=True)]
+        if not options.no_sweep:
+            jobs += [Job(model_case(m), s, c) for m in models for s in STAGES for c in candidates(s, m)]
+        compile_all(pool, workers, jobs)
+        print(f"compiled {len(jobs)} kernels in {time.perf_counter() - begin:.0f} s", flush=True)
+        ceilings = ceiling_tb_per_s()
+        ceiling = max(ceilings.values())
+        torch.cuda.empty_cache()
+        print(f"HBM ceiling: copy {ceilings['copy']:.2f}, read {ceilings['read']:.2f} TB/s")
+        failed = check_all()
+        if not options.no_sweep:
+            for model in models:
+                found, best[model] = sweep(model, Layer(model, "cuda"), ceiling)
+                tried += found
+                torch.cuda.empty_cache()
+        jobs = [Job(model_case(m), s, c, p) for m in models for s in STAGES for c in best[m][s] for p in (False, True)]
+        compile_all(pool, workers, jobs)
     rows: list[dict[str, Any]] = []
     aims = []
     for model in models:
-        model_tried, model_rows, aim = bench(model, ceiling, not options.no_sweep)
-        tried += model_tried
-        rows += model_rows
-        aims.append(aim)
+        found_of_model = bench(model, best[model], ceiling)
+        tried += found_of_model.tried
+        rows += found_of_model.rows
+        aims.append(found_of_model.aim)
         torch.cuda.empty_cache()
     out = Path(os.environ.get("OUT") or ROOT / "outputs")
     out.mkdir(parents=True, exist_ok=True)

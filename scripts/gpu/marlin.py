@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -159,4 +160,8 @@ def _workspace(device: torch.device, blocks_per_sm: int = 1) -> Tensor:
 
 
 def _line(what: str, problem: Exception) -> str:
-    return f"{what}: {type(problem).__name__}: {problem}".splitlines()[0][:200]
+    told = problem.__cause__ or problem
+    text = f"{what}: {type(told).__name__}: {told}".splitlines()[0]
+    for library in map(os.environ.get, ("SPECTER_MARLIN", "SPECTER_MARLIN_MOE")):
+        text = text.replace(library, Path(library).name) if library else text
+    return text[:200]
