@@ -34,7 +34,8 @@ def _absent(every: pd.DataFrame, rows: pd.DataFrame) -> str:
     bad = style.shown(every[(every["status"] != "ok") & every["model"].isin(rows["model"]) & (every["B"] == 1)])
     keys = ["system", "model", "memory", "link"]
     there = set(rows[keys].itertuples(index=False, name=None))
-    bad = bad[[key not in there for key in bad[keys].itertuples(index=False, name=None)]].drop_duplicates(keys)
+    new = [key not in there for key in bad[keys].itertuples(index=False, name=None)]
+    bad = bad[pd.Series(new, index=bad.index, dtype=bool)].drop_duplicates(keys)
     looks = {s.system: s.label for s in style.systems(bad)} if len(bad) else {}
     lines = []
     for (system, status, reason), block in bad.fillna({"reason": ""}).groupby(["system", "status", "reason"]):

@@ -41,6 +41,11 @@ def test_the_setting_and_what_failed_stand_below(found):
     assert "- MO-SC: oom: 9 GB of 8 (Phi-3.5-MoE high pcie4)" in text
 
 
+def test_nothing_is_listed_where_nothing_failed(tmp_path):
+    write_records(tmp_path / "main", main_rows())
+    assert "Not measured" not in markdown.comparison(results.read(tmp_path))
+
+
 def test_batches_have_both_measures_by_size(found):
     head, *_ = markdown.batch(found).splitlines()
     assert "B = 32" in head and "Qwen1.5-MoE | Specter | 35.3 / 28.4" in markdown.batch(found)
