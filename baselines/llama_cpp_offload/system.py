@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,7 +31,7 @@ PROBE = Request("probe", (0,) * 16, 16, ignore_eos=True)
 class LlamaCppSystem:
     """options: placement experts | layers | best (each is loaded and timed once per load, the faster one stays);
     variant offload, or resident for everything on the device; dtype of the file's matrices (auto: BF16 on a GPU, F32 on
-    a CPU, whose target computes in float32); folder for GGUF files; threads (auto: physical cores); op_offload: whether
+    a CPU, whose target computes in float32); folder for GGUF files; threads (auto: threads_for); op_offload: whether
     prompts of 32 tokens and more bring experts to the device, which reserves memory for them; python."""
 
     def __init__(
@@ -59,7 +60,7 @@ class LlamaCppSystem:
         model that llama.cpp does not read."""
         python = interpreter(ENVIRONMENT, self.python)
         self.model, self.memory = model, memory
-        threads = psutil.cpu_count(logical=False) or 1 if self.threads == "auto" else int(self.threads)
+        threads = threads_for(memory.device) if self.threads == "auto" else int(self.threads)
         auto = torch.float32 if memory.device == "cpu" else torch.bfloat16
         self.stored = auto if self.dtype == "auto" else getattr(torch, self.dtype)
         config, raw = description(model)
@@ -119,7 +120,7 @@ class LlamaCppSystem:
         """One native batch. peak_device_bytes: of its process as NVML tells it afterwards (it frees nothing), which the
         harness's own meter replaces; on a CPU, where no device is, the planned bytes."""
         assert self.process is not None, "load comes first"
-        kind = self.placed.kind if self.variant == "offload" else "resident"
+        kind = self.variant if self.variant == "resident" or self.placement == "best" else self.placed.kind
         on_cpu = self.memory.device == "cpu"
         generated = self.process.generate(requests)
         common = RequestRecord(
@@ -148,6 +149,12 @@ class LlamaCppSystem:
         if self.process is not None:
             self.process.close()
         self.process = None
+
+
+def threads_for(device: str) -> int:
+    """Physical cores; on a CPU what the harness gives every system there (its `threads`)."""
+    given = os.environ.get("OMP_NUM_THREADS", "") if device == "cpu" else ""
+    return int(given) if given.isdigit() else psutil.cpu_count(logical=False) or 1
 
 
 def create(options: Mapping[str, Any]) -> LlamaCppSystem:

@@ -122,7 +122,7 @@ class VllmSystem:
         """One native batch. peak_device_bytes: of its process as NVML tells it afterwards (its allocator gives nothing
         back); the harness's own meter takes precedence."""
         assert self.process is not None, "load comes first"
-        kind = self.placed.offloader if self.variant == "offload" else "resident"
+        kind = self.variant if self.variant == "resident" or self.offloader == "best" else self.placed.offloader
         generated = self.process.generate(requests)
         peak = process_bytes(self.process.pid) if self.memory.device == "cuda" else None
         common = RequestRecord("", (), NAN, NAN, NAN, variant=kind, dtype=self.dtype, peak_device_bytes=peak)

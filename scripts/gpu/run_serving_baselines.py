@@ -5,7 +5,7 @@
 
 For every model: resident, then each placement (llama.cpp: experts, layers) or offloader (vLLM: uva, prefetch) in each
 memory setting. Rows go to DIR/measured/records.csv as they come; at the end the faster variant of every (model, memory)
-is in DIR/records.csv and the others are in DIR/placements.csv. --tokens FILE: the target's own greedy tokens of an
+is in DIR/records.csv and all of them are in DIR/placements.csv. --tokens FILE: the target's own greedy tokens of an
 earlier run on the same weights, for exact_match. Run again with the same --out, it goes on where it stopped.
 
 A machine without internet gets the engines' packages as files: serving_pack.sh beside this makes them.
@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     finally:
-        better, others = report_better(out)
-    print(json.dumps({"out": str(out), "left": left, "better": better, "others": others}))
+        better, everything = report_better(out)
+    print(json.dumps({"out": str(out), "left": left, "better": better, "all": everything}))
     return 0
 
 
@@ -177,8 +177,8 @@ def _config(options: argparse.Namespace, model: str, entry: SystemEntry) -> RunC
 
 
 def report_better(out: Path) -> tuple[int, int]:
-    """records.csv: the variant with the least mean TPOT of every (system, model, memory, B); placements.csv: the rest.
-    Returns how many rows are in each."""
+    """placements.csv: every row; records.csv: those of the variant with the least mean TPOT of every (system, model,
+    memory, B), as the variant that conf/system names. Returns how many rows are in each."""
     path = out / "measured" / "records.csv"
     if not path.exists():
         return 0, 0
@@ -189,20 +189,20 @@ def report_better(out: Path) -> tuple[int, int]:
         cell = tuple(row[c] for c in ("system", "model", "memory", "B"))
         cells.setdefault(cell, {}).setdefault(row["variant"], []).append(row)
     best: list[dict[str, str]] = []
-    others: list[dict[str, str]] = []
     for variants in cells.values():
         means = {name: fmean(times) for name, own in variants.items() if (times := _times(own))}
-        chosen = min(means, key=lambda name: means[name]) if means else None
-        for name, own in variants.items():
-            (best if name == chosen else others).extend(own)
-    for name, found in (("records.csv", best), ("placements.csv", others)):
+        if means:
+            chosen = min(means, key=lambda name: means[name])
+            usual = "resident" if chosen == "resident" else "offload"
+            best += [row | {"variant": usual} for row in variants[chosen]]
+    for name, found in (("records.csv", best), ("placements.csv", rows)):
         with (out / name).open("w", newline="") as file:
             writer = csv.DictWriter(file, NAMES, extrasaction="ignore", lineterminator="\n")
             writer.writeheader()
             writer.writerows(found)
     if (side := out / "measured" / "environment.json").exists():
         shutil.copyfile(side, out / "environment.json")
-    return len(best), len(others)
+    return len(best), len(rows)
 
 
 def _times(rows: Sequence[dict[str, str]]) -> list[float]:
