@@ -28,6 +28,11 @@ from specter_core.verify.expert_pass import ExpertPass
 from specter_core.verify.layer_hook import LayerHook
 from specter_core.window_meter import WindowMeter
 
+STEPS_AHEAD = 2
+"""Draft steps that a device is given beyond a boundary, to be busy while the host plans; 1 where the host computes."""
+FIRST_STEP_MS = 2.0
+"""Taken for a draft step before one was measured."""
+
 
 class Window(NamedTuple):
     """What one window hands from drafting to verification: depth per row (−1: finished row), draft tokens [B, K]
@@ -73,6 +78,8 @@ class SpecterEngine:
         self.analyzer = analyzer
         self.prefetcher = prefetcher
         self.meter = WindowMeter(experts.loader)
+        self._step_ms = FIRST_STEP_MS  # of the last window
+        self._ahead = STEPS_AHEAD if decoder.device.type == "cuda" else 1
         self._unaccounted: tuple[list[int], WindowStats] | None = None  # useful rows of the last window
         self._kvs: dict[bool, KVCache] = {}  # by whether it is the draft's private one
         self.slots = slots
@@ -163,7 +170,7 @@ class SpecterEngine:
         return stats
 
     def _draft(self, stats: WindowStats) -> Window:
-        """K draft steps. At a boundary the ELB is snapshot and one more step enqueued before the host plans."""
+        """K draft steps. At a boundary the ELB is snapshot and more steps are enqueued before the host plans."""
         depths = self.state.window_depths(self.depth_policy.depth())
         steps = max(depths)
         boundary = 0
@@ -176,24 +183,26 @@ class SpecterEngine:
         start_ns = time.perf_counter_ns()
         self.draft.begin(depths)
         snapshot: Snapshot | None = None
+        taken = 0  # steps that the snapshot has seen
         for t in range(1, steps + 1):
             with self.trace.span("draft step", token=t):
                 self.draft.step()
             if t == 1:  # while the device is busy
                 self._account()
                 boundary = self.prefetcher.begin_window(steps)
-            if snapshot is not None:
-                boundary = self._plan(snapshot, t, start_ns)
+            if snapshot is not None and (t == steps or t >= taken + self._ahead):
+                boundary = self._plan(snapshot, taken if self._ahead > 1 else t)
                 snapshot = None
-            if self._wants_plan(t, boundary, steps):
-                snapshot = self.analyzer.snapshot()
+            if snapshot is None and self._wants_plan(t, boundary, steps):
+                snapshot, taken = self.analyzer.snapshot(), t
         if snapshot is not None:
-            self._plan(snapshot, steps, start_ns)
+            self._plan(snapshot, steps)
         self.prefetcher.end_of_draft()
         self.analyzer.clear()
         self.draft.end()
         tokens, probs = self.draft.candidates()
         stats.draft_ms = (time.perf_counter_ns() - start_ns) / 1e6
+        self._step_ms = stats.draft_ms / steps
         return Window(depths, tokens, probs)
 
     def _wants_plan(self, t: int, boundary: int, steps: int) -> bool:
@@ -202,16 +211,17 @@ class SpecterEngine:
             return False
         if t == steps:
             return self.options.prefetch_under_verify
-        return t == boundary and self.prefetcher.wants_snapshot
+        return t >= boundary and self.prefetcher.wants_snapshot
 
-    def _plan(self, snapshot: Snapshot, drafted: int, start_ns: int) -> int:
-        """Hands the counters to the planner and its loads to the link; returns the next boundary."""
-        transfer_ms = self.experts.loader.entry_ms
-        self.meter.open_link()
+    def _plan(self, snapshot: Snapshot, drafted: int) -> int:
+        """Hands the counters to the planner and its loads to the link; returns the next boundary. drafted: steps that
+        are computed by now.
+        """
+        timings = Timings(self._step_ms, self.experts.loader.entry_ms)
         with self.trace.span("plan", drafted=drafted) as note:
             counters = snapshot.wait()
-            step_ms = (time.perf_counter_ns() - start_ns) / 1e6 / drafted
-            plan = self.prefetcher.on_boundary(counters, drafted, Timings(step_ms, transfer_ms))
+            self.meter.open_link()
+            plan = self.prefetcher.on_boundary(counters, drafted, timings)
             note |= {"phase": plan.phase.value, "loads": len(plan.loads), "next_boundary": plan.next_boundary}
         return plan.next_boundary
 

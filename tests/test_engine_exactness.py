@@ -132,6 +132,22 @@ def test_slow_link_gives_several_adaptive_chunks(model: LoadedModel, expected: d
     assert max(w.chunks for w in found.windows) >= 2
 
 
+@pytest.mark.parametrize("paper", [False, True])
+@pytest.mark.parametrize("depth", [1, 2, 3, 9])
+def test_steps_enqueued_beyond_a_boundary_change_no_token(
+    model: LoadedModel, expected: dict[str, list[int]], depth: int, paper: bool
+) -> None:
+    """As on a device, where the host plans for counters that are older than what has been enqueued."""
+    options = replace(BASE, depth=depth)
+    with build_engine(model, options.paper() if paper else options, slots_per_layer=3, rate_bytes_per_s=1e11) as engine:
+        engine._ahead = 2
+        found = [engine.generate([r]) for r in REQUESTS]
+        engine.experts.cache.check_integrity()
+    assert {r.request_id: r.tokens for run in found for r in run.results} == expected
+    if depth == 9 and not paper:
+        assert max(w.chunks for run in found for w in run.windows) >= 2
+
+
 def test_finished_rows_route_nothing_and_move_nothing(model: LoadedModel) -> None:
     short = replace(REQUESTS[0], max_new_tokens=1)
     with build_engine(model, replace(BASE, depth=4), slots_per_layer=2) as engine:
