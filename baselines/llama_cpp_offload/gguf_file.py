@@ -18,7 +18,7 @@ from baselines.llama_cpp_offload.gguf_plan import GgufPlan, Target
 from specter_core.errors import UserError
 
 PIECE_BYTES = 32 << 20
-MAKE = "pip install 'specter[llama]' brings it"
+MAKE = "install it again: pip install gguf"
 
 
 def write_gguf(path: Path, plan: GgufPlan, tensors: Iterable[tuple[str, Tensor]], threads: int = 1) -> int:
