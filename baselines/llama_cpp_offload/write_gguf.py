@@ -5,6 +5,7 @@ python -m baselines.llama_cpp_offload.write_gguf TARGET DTYPE DEVICE THREADS < p
 
 from __future__ import annotations
 
+import fcntl
 import pickle
 import subprocess
 import sys
@@ -22,19 +23,25 @@ from specter_core.errors import UserError
 
 
 def gguf_file(model: ModelSpec, folder: Path, dtype: torch.dtype, device: str, threads: int) -> Path:
-    """The model's GGUF file, written unless it is there. UserError with the last line of what went wrong."""
+    """The model's GGUF file, written unless it is there or another process is writing it. UserError with the last line
+    of what went wrong."""
     kind = str(dtype).removeprefix("torch.")
     path = folder / f"{model.name}-{model.weights_hash.strip('~')}-{kind}.gguf"
-    if path.exists():
-        return path
     folder.mkdir(parents=True, exist_ok=True)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            _write(model, path, kind, device, threads)
+    return path
+
+
+def _write(model: ModelSpec, path: Path, kind: str, device: str, threads: int) -> None:
     command = [sys.executable, "-m", "baselines.llama_cpp_offload.write_gguf", str(path), kind, device, str(threads)]
     sent = pickle.dumps(replace(model, store=None))
     done = subprocess.run(command, cwd=ROOT, input=sent, capture_output=True)
     if done.returncode:
         lines = done.stderr.decode(errors="replace").strip().splitlines() or ["it said nothing"]
         raise UserError(f"llama_cpp: {path.name} could not be written: {lines[-1][:300]}")
-    return path
 
 
 def main(target: str, kind: str, device: str, threads: str) -> None:
