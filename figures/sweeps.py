@@ -141,18 +141,20 @@ def best_depth(rows: pd.DataFrame) -> pd.DataFrame:
 SWEEPS = {"main": main, "depth": depth, "batch": batch, "prefix": prefix, "memory": memory, "ablation": ablation}
 
 
+CELL = ["system", "model", "memory", "weights", "link", "device"]
+
+
 def main_variant(rows: pd.DataFrame) -> pd.DataFrame:
-    """One variant per system: that of conf/system where it is there, else the one with most rows."""
+    """One variant per cell: that of conf/system where it is there, else the one with most rows (a system may choose its
+    variant per model and memory setting)."""
     if rows.empty:
         return rows
-    counts = rows.groupby(["system", "variant"]).size()
-    best = {s: _preferred(str(s), counts.xs(s, level="system")) for s in rows["system"].unique()}
-    return rows[rows["variant"] == rows["system"].map(best)]
-
-
-def _preferred(system: str, counts: pd.Series) -> str:
-    usual = usual_variant(system)
-    return usual if usual in counts.index else str(counts.idxmax())
+    counts = rows.groupby([*CELL, "variant"], dropna=False).size().rename("rows").reset_index()
+    usual = counts["variant"] == counts["system"].map({s: usual_variant(str(s)) for s in counts["system"].unique()})
+    ranked = counts.assign(usual=usual).sort_values(["usual", "rows"], ascending=False, kind="stable")
+    chosen = ranked.drop_duplicates(CELL)[[*CELL, "variant"]]
+    keys = rows[[*CELL, "variant"]].merge(chosen.assign(chosen=True), on=[*CELL, "variant"], how="left")
+    return rows[keys["chosen"].notna().to_numpy()]
 
 
 def _varying(rows: pd.DataFrame, column: str, least: int, fixed: list[str]) -> pd.DataFrame:

@@ -231,6 +231,15 @@ def test_curves_far_apart_are_drawn_on_a_logarithmic_axis():
     assert fig15_batch.figure(slow).axes[0].get_yscale() == "log"
 
 
+def test_a_system_may_choose_its_variant_per_model():
+    rows = pd.DataFrame(r for r in main_rows() if r["system"] in ("specter", "llama_cpp"))
+    chosen = (
+        rows["model"].map({"phi35_moe": "layers"}).fillna("experts").where(rows["system"] == "llama_cpp", "default")
+    )
+    found = sweeps.main(rows.assign(variant=chosen))
+    assert len(found) == len(rows) and set(found["variant"]) == {"default", "experts", "layers"}
+
+
 def test_three_named_memory_settings_are_a_main_run_and_lettered_budgets_a_sweep():
     rows = pd.DataFrame(r for r in main_rows() if r["model"] == "phi35_moe" and r["memory"] == "high")
     third = rows.assign(memory="roomy", budget_bytes=1)
