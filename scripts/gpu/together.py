@@ -3,6 +3,7 @@ the card has room for all of them. While one generates, the others wait for thei
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,12 @@ from typing import NamedTuple
 from harness.grid import PlannedGroup
 from harness.measure import Measurement
 from harness.prompts import BenchPrompt
+from harness.reference_tokens import token_digest
 from harness.worker_process import WorkerFailure, WorkerProcess
+
+
+DIGESTS = "token_digests.jsonl"
+"""Beside the records: SHA-256 of every answer, to be compared with a reference run that comes later."""
 
 
 class Cell(NamedTuple):
@@ -71,4 +77,9 @@ def _measure(cell: Cell, worker: WorkerProcess | WorkerFailure) -> None:
     warmups = [cell.warmup] * planned.memory.batch
     measurement._generate(worker, planned, warmups, measurement.config.warmup_tokens)
     for batch in measurement.unfinished(planned):
-        measurement._record(planned, batch, measurement._generate(worker, planned, batch))
+        records = measurement._generate(worker, planned, batch)
+        measurement._record(planned, batch, records)
+        with measurement.records.path.with_name(DIGESTS).open("a") as file:
+            for prompt, record in zip(batch, records, strict=True):
+                line = {"config_hash": planned.hashes[prompt.dataset], "prompt_id": prompt.prompt_id}
+                file.write(json.dumps(line | {"tokens_sha256": token_digest(record.tokens)}) + "\n")
