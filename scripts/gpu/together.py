@@ -15,7 +15,6 @@ from harness.prompts import BenchPrompt
 from harness.reference_tokens import token_digest
 from harness.worker_process import WorkerFailure, WorkerProcess
 
-
 DIGESTS = "token_digests.jsonl"
 """Beside the records: SHA-256 of every answer, to be compared with a reference run that comes later."""
 
