@@ -15,8 +15,10 @@ def environment_lines(found: Mapping[str, Mapping[str, Any]], paper: Mapping[str
     body = [
         ["GPU", str(paper["gpu"]), *(_gpu(found[n]) for n in names)],
         ["GPU driver, power limit", "not stated", *(_driver(found[n]) for n in names)],
+        ["GPU clocks", "not stated", *(_clocks(found[n]) for n in names)],
         ["CPU", str(paper["cpu"]), *(_cpu(found[n]) for n in names)],
         ["host memory", str(paper["memory"]), *(_memory(found[n]) for n in names)],
+        ["NUMA nodes", "binding optional", *(_numa(found[n]) for n in names)],
         ["link", str(paper["link"]), *(_link(found[n]) for n in names)],
         ["weights", str(paper["weights"]), *(_weights(found[n]) for n in names)],
     ]
@@ -34,7 +36,7 @@ def _gpu(env: Mapping[str, Any]) -> str:
 
 def _driver(env: Mapping[str, Any]) -> str:
     gpus = env.get("gpus") or []
-    listed = ", ".join(f"{g.get('driver', '')}, {g.get('power_limit_w', 0):.0f} W" for g in gpus)
+    listed = ", ".join(f"{g.get('driver', '')}, {_known(g.get('power_limit_w'))} W" for g in gpus)
     return listed or str(env.get("driver") or "none")
 
 
@@ -49,9 +51,33 @@ def _memory(env: Mapping[str, Any]) -> str:
     return f"{env['memory_bytes'] / 1e9:.0f} GB" if env.get("memory_bytes") else "not recorded"
 
 
+def _clocks(env: Mapping[str, Any]) -> str:
+    """Highest and set clocks in MHz."""
+    said = []
+    for gpu in env.get("gpus") or []:
+        clocks = gpu.get("clocks_mhz") or {}
+        said += [
+            f"{name} {_known(c.get('highest'))}, set {_known(c.get('applications'))} MHz" for name, c in clocks.items()
+        ]
+    return "; ".join(said) or "not recorded"
+
+
 def _link(env: Mapping[str, Any]) -> str:
-    rate = env.get("link_bytes_per_s")
-    return f"{rate / 1e9:.3g} GB/s measured" if rate else "not measured"
+    rate, gpus = env.get("link_gb_per_s"), env.get("gpus") or []
+    measured = f"{rate:.3g} GB/s measured" if rate else "not measured"
+    pcie = [f"PCIe {p.get('highest_generation')} x{p.get('highest_width')}" for g in gpus if (p := g.get("pcie"))]
+    return ", ".join([*dict.fromkeys(pcie), measured])
+
+
+def _numa(env: Mapping[str, Any]) -> str:
+    nodes = env.get("numa_nodes")
+    if isinstance(nodes, Mapping):
+        return "; ".join(f"{name}: CPUs {cpus}" for name, cpus in nodes.items()) or "none"
+    return "not recorded" if nodes is None else str(nodes)
+
+
+def _known(value: float | None) -> str:
+    return "?" if value is None else f"{value:.0f}"
 
 
 def _weights(env: Mapping[str, Any]) -> str:
@@ -66,6 +92,8 @@ def _package(env: Mapping[str, Any], name: str) -> str:
         return str(env.get("python", "not recorded"))
     if name == "cuda":
         _, _, build = str(env.get("torch", "")).partition("+cu")
-        return f"{build[:-1]}.{build[-1]} (torch)" if build.isdigit() else "none"
+        drivers = {str(g["cuda_driver"]) for g in env.get("gpus") or [] if g.get("cuda_driver")}
+        of_driver = ", ".join(f"{version} (driver)" for version in sorted(drivers))
+        return f"{build[:-1]}.{build[-1]} (torch)" if build.isdigit() else of_driver or "none"
     packages = {k.lower().replace("-", "_"): v for k, v in (env.get("packages") or {}).items()}
     return str(packages.get(name, env.get(name, "not installed" if packages else "not recorded")))

@@ -33,7 +33,16 @@ def page(tmp_path_factory) -> Path:
     (folder / "traces").mkdir()
     (folder / "traces" / "expertwise.json").write_text(json.dumps(trace("expertwise")))
     gpu = {"name": "GPU X", "memory_bytes": 40e9, "driver": "1.2", "power_limit_w": 250.0}
-    environment = {"gpus": [gpu], "torch": "2.11.0+cu130", "weights": {"phi35_moe": "abc"}, "git_commit": "abc"}
+    gpu |= {"clocks_mhz": {"sm": {"now": 300, "highest": 1980, "applications": None}}}
+    gpu |= {"pcie": {"highest_generation": 5, "highest_width": 16}}
+    environment = {
+        "gpus": [gpu],
+        "link_gb_per_s": 54.84,
+        "numa_nodes": {"0": "0-15"},
+        "torch": "2.11.0+cu130",
+        "weights": {"phi35_moe": "abc"},
+        "git_commit": "abc",
+    }
     (folder / "main" / "environment.json").write_text(json.dumps(environment))
     return report.write(folder, tmp_path_factory.mktemp("report") / "report.html", draws=2)
 
@@ -62,6 +71,7 @@ def test_the_papers_platform_stands_beside_this_one(page):
     text = page.read_text()
     for stated in ("NVIDIA A100, 40 GB HBM", "4.53.3", "4.0.0.dev0 at 037c5c0", "PCIe 4.0 x16, 31.5 GB/s"):
         assert stated in text
+    assert "PCIe 5 x16, 54.8 GB/s measured" in text and "sm 1980, set ? MHz" in text and "0: CPUs 0-15" in text
     assert "GPU X, 40 GB" in text and "1.2, 250 W" in text and "13.0 (torch)" in text
 
 
