@@ -15,6 +15,7 @@ from specter_core.memory.link import BusyInterval
 COMPUTE = "compute"
 LINK = "link"
 HOST = "host"
+JOINED_NS = 5_000
 
 
 class Event(NamedTuple):
@@ -74,8 +75,9 @@ class Trace:
             self.events += [Event(s.name, COMPUTE, s.start_ns, s.end_ns, s.args) for s in self.device.resolve()]
 
     def add_link(self, intervals: Iterable[BusyInterval]) -> None:
-        """The pieces that a link has recorded, on its track: layer, expert, bytes, and why each was sent."""
-        for i in intervals:
+        """What a link has recorded, on its track: layer, expert, bytes, and why it was sent. Pieces of one expert that
+        follow each other are one event."""
+        for i in joined(intervals):
             why = i.priority.name.lower()
             args = {"priority": why, "layer": i.key.layer, "expert": i.key.expert, "bytes": i.bytes}
             self.add(f"{why} {i.key.layer}.{i.key.expert}", LINK, i.start_ns, i.end_ns, **args)
@@ -102,3 +104,17 @@ class Trace:
         temporary = path.with_name(path.name + ".tmp")
         temporary.write_text(json.dumps({"traceEvents": rows, "otherData": metadata}, separators=(",", ":")))
         temporary.replace(path)
+
+
+def joined(intervals: Iterable[BusyInterval]) -> Iterator[BusyInterval]:
+    """Successive pieces of the same transfer, at most 5 µs apart, as one."""
+    last: BusyInterval | None = None
+    for piece in intervals:
+        if last is not None and piece[2:4] == last[2:4] and piece.start_ns - last.end_ns <= JOINED_NS:
+            last = last._replace(end_ns=piece.end_ns, bytes=last.bytes + piece.bytes)
+            continue
+        if last is not None:
+            yield last
+        last = piece
+    if last is not None:
+        yield last

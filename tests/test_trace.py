@@ -13,7 +13,7 @@ from matplotlib.text import Text
 from figures import fig08_iteration, fig09_timeline, fig12_verification, traces
 from specter_core.device_timeline import DeviceTimeline
 from specter_core.memory.link import BusyInterval, Priority
-from specter_core.trace import COMPUTE, HOST, LINK, Trace
+from specter_core.trace import COMPUTE, HOST, LINK, Trace, joined
 from specter_core.types import ExpertKey
 
 TRACES = Path(__file__).resolve().parents[1] / "results" / "h200" / "traces"
@@ -128,3 +128,11 @@ def test_figures_are_drawn_from_a_gpus_trace(figure: ModuleType) -> None:
     assert len(drawn.axes) >= 1
     words = " ".join(t.get_text() for t in drawn.findobj(Text))
     assert "device cuda" in words and ("waiting for an expert" in words or figure is fig08_iteration)
+
+
+def test_pieces_of_one_expert_are_one_event_unless_something_came_between() -> None:
+    key, other, why = ExpertKey(1, 2), ExpertKey(1, 3), Priority.DEMAND
+    pieces = [BusyInterval(0, 10, key, why, 8), BusyInterval(12, 20, key, why, 4), BusyInterval(20, 30, other, why, 8)]
+    pieces += [BusyInterval(31, 40, key, why, 1), BusyInterval(90_000, 90_010, key, why, 1)]
+    found = [(p.start_ns, p.end_ns, p.key, p.bytes) for p in joined(pieces)]
+    assert found == [(0, 20, key, 12), (20, 30, other, 8), (31, 40, key, 1), (90_000, 90_010, key, 1)]

@@ -69,6 +69,7 @@ class Bench:
                     best = min(found, key=lambda row: float(row["ttft_ms"]))
                     self.compute_ms[tokens, chunk] = best["ttft_ms"]
                     self._add("resident", "warm", tokens, chunk, best)
+            del engine  # its slots
             self._clear()
 
     def all(
@@ -111,6 +112,7 @@ class Bench:
                         found.append(self._once(engine, tokens, seed))
                     best = min(found[1:], key=lambda row: float(row["ttft_ms"]))
                     self._add(f"{budget_gb:g} GB", state, tokens, chunk, best)
+        del engine
         self._clear()
 
     def _engine(self, budget_gb: float | None, chunk: int) -> SpecterEngine:
