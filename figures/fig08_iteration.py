@@ -73,7 +73,7 @@ def _draw(table: pd.DataFrame) -> Figure:
         frameon=False,
         handlelength=1.2,
     )
-    which = f"windows {first + 1} to {first + len(shown)}; tokens counted from the first generated one"
+    which = f"windows {traces.numbered(table, first)} to {traces.numbered(table, first + len(shown) - 1)}; tokens counted from the first generated one"
     style.stamp(fig, traces.caption(table, which), traces.on_cpu(table))
     return fig
 

@@ -70,7 +70,7 @@ def _draw(table: pd.DataFrame) -> Figure:
     axis.set_xlabel("time within the window (ms)")
     axis.grid(visible=False)
     _legend(fig, stalls=len(traces.computed(own, "stall")) > 0)
-    style.stamp(fig, traces.caption(table, f"window {number + 1}"), traces.on_cpu(table))
+    style.stamp(fig, traces.caption(table, f"window {traces.numbered(table, number)}"), traces.on_cpu(table))
     return fig
 
 

@@ -66,7 +66,7 @@ def _draw(tables: dict[str, pd.DataFrame]) -> Figure:
     handles = [Rectangle((0, 0), 1, 1, fc=c) for c in marks.values()]
     fig.legend(handles, list(marks), loc="outside upper center", ncols=len(marks), frameon=False, handlelength=1.1)
     table = tables["expertwise"]
-    which = f"window {window + 1}, MoE layer {layer}; loads of other layers not shown"
+    which = f"window {traces.numbered(table, window)}, MoE layer {layer}; loads of other layers not shown"
     style.stamp(fig, traces.caption(table, which), traces.on_cpu(table))
     return fig
 

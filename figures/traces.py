@@ -80,6 +80,11 @@ def full_window(table: pd.DataFrame) -> int:
     return int(lengths.index[(len(lengths) - 1) // 2])
 
 
+def numbered(table: pd.DataFrame, index: int) -> int:
+    """A window's number in its run, from 1; a trace that was cut begins with a later one."""
+    return index + 1 + int(table.attrs.get("first_window", 0))
+
+
 def between(table: pd.DataFrame, start_ms: float, end_ms: float) -> pd.DataFrame:
     """Events that begin in [start, end), times from start."""
     own = table[(table["start_ms"] >= start_ms) & (table["start_ms"] < end_ms)]
