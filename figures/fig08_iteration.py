@@ -73,7 +73,8 @@ def _draw(table: pd.DataFrame) -> Figure:
         frameon=False,
         handlelength=1.2,
     )
-    which = f"windows {traces.numbered(table, first)} to {traces.numbered(table, first + len(shown) - 1)}; tokens counted from the first generated one"
+    last = traces.numbered(table, first + len(shown) - 1)
+    which = f"windows {traces.numbered(table, first)} to {last}; tokens counted from the first generated one"
     style.stamp(fig, traces.caption(table, which), traces.on_cpu(table))
     return fig
 
