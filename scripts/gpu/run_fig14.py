@@ -217,10 +217,13 @@ def _chosen(plan: RunPlan, options: argparse.Namespace) -> RunPlan:
 
 
 def _environment(out: Path, device: str, plans: Sequence[tuple[RunConfig, RunPlan]], commit: str) -> None:
-    if (out / "environment.json").exists():
-        return  # a run that goes on, on the same machine: the link has been measured
     hashes = {name: spec.weights_hash for _, plan in plans for name, spec in plan.models.items()}
-    environment.write(out / "environment.json", environment.capture(device, None, hashes, commit))
+    path = out / "environment.json"
+    if path.exists():  # a run that goes on, on the same machine: the link has been measured
+        known = json.loads(path.read_text())
+        environment.write(path, known | {"weights": hashes})
+    else:
+        environment.write(path, environment.capture(device, None, hashes, commit))
 
 
 def _notice(text: str) -> None:
