@@ -49,7 +49,9 @@ def spread(rows: pd.DataFrame) -> pd.DataFrame:
     return table.rename(columns={"mean": "us", "sem": "error"}).fillna({"error": 0.0}).reset_index()
 
 
-def main(draw: Callable[[pd.DataFrame], Figure], name: str) -> None:
+def main(
+    draw: Callable[[pd.DataFrame], Figure], name: str, needed: Callable[[pd.DataFrame], pd.DataFrame] | None = None
+) -> None:
     import argparse
 
     from figures.io import save
@@ -60,5 +62,8 @@ def main(draw: Callable[[pd.DataFrame], Figure], name: str) -> None:
     options = parser.parse_args()
     if not options.kernels.exists():
         raise SystemExit(f"error: {options.kernels} does not exist; a kernel bench writes it")
-    for path in save(draw(pd.read_csv(options.kernels)), options.out, name):
+    rows = pd.read_csv(options.kernels)
+    if needed is not None and needed(rows).empty:
+        raise SystemExit(f"error: {options.kernels} has no timed row for {name}; its column reason says why")
+    for path in save(draw(rows), options.out, name):
         print(path)
