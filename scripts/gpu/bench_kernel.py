@@ -1,12 +1,12 @@
 """Check and time the fused INT4 kernels on CUDA: python -m scripts.gpu.bench_kernel [--models a,b]
 [--no-sweep]
 
-First float64 checks on fresh inputs, then the HBM ceiling (measured here), then per model a sweep of tiles
-at one token and the best pair of launches, with experts rotated over more data than the L2 holds, under
-CUDA graphs. Further rows: 1 to 64 tokens. Writes
-kernel_sweep.csv, kernel.csv and aims.csv to $OUT (or outputs/). A case that fails is a row that says why;
-the last line is one JSON object. Exit code 1 when a check fails. --no-sweep times the configured tiles
-only. SPECTER_COMMIT states the commit where there is no git history.
+First float64 checks on fresh inputs, then the HBM ceiling (measured here), then per model a sweep of the tensor-core
+kernels' tiles at one token and the best pair of launches, with experts rotated over more data than the L2 holds, under
+CUDA graphs. Further rows: 1 to 64 tokens, and both launches in the row layout, which the engine drafts with and nested
+experts read. Writes kernel_sweep.csv, kernel.csv and aims.csv to $OUT (or outputs/). A case that fails is a row that
+says why; the last line is one JSON object. Exit code 1 when a check fails. --no-sweep times the configured tiles only.
+SPECTER_COMMIT states the commit where there is no git history.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from scripts.gpu import int4_checks
 from scripts.gpu.bench_decode_kernels import ceiling_tb_per_s, event_us
 from scripts.gpu.block_checks import check_case
 from scripts.gpu.int4_checks import SHAPES, Case, make_inputs
@@ -37,6 +38,10 @@ from specter_core.draft.kernels.block_configs import BlockConfig, block_path_con
 from specter_core.draft.kernels.block_down import down_blocks
 from specter_core.draft.kernels.block_gate_up import gate_up_blocks
 from specter_core.draft.kernels.blocks import BlockMatrix, repack_to_blocks
+from specter_core.draft.kernels.configs import path_config
+from specter_core.draft.kernels.down import down_weighted_sum
+from specter_core.draft.kernels.gate_up import gate_up_swiglu
+from specter_core.draft.kernels.layout import repack_for_gemv
 
 ROOT = Path(__file__).resolve().parents[2]
 AIMS_US = {"deepseek_v2_lite": 13.5, "qwen15_moe": 11.0, "phi35_moe": 29.0}
@@ -80,7 +85,9 @@ class Layer:
         self.matrices = repack_to_blocks(inputs.gate_up, halves=True), repack_to_blocks(inputs.down)
         self.x, self.weights = inputs.x, inputs.weights
         self.ids = [ids.to(device) for ids in rotation(experts, top_k, tokens)]
+        self.by_rows = repack_for_gemv(inputs.gate_up), repack_for_gemv(inputs.down)
         self.act = torch.zeros(tokens * top_k, width, dtype=torch.float16, device=device)
+        self.wide_act = torch.zeros(tokens * top_k, width, device=device)
         self.out = torch.zeros(tokens, hidden, device=device)
         self.distinct = sum(len(set(ids.flatten().tolist())) for ids in self.ids) / len(self.ids)
 
@@ -96,13 +103,32 @@ class Layer:
         else:
             down_blocks(self.act, ids, self.weights, self.matrices[1], self.out, config, pdl)
 
+    def row_layout_us(self, pdl: bool) -> float:
+        """Microseconds of both launches in the layout that nested experts read."""
+        case = self.case
+        config = path_config(case.hidden, case.width, case.top_k)
+
+        def turn(ids: Tensor) -> None:
+            gate_up_swiglu(self.x, ids, self.by_rows[0], self.wide_act, config.gate_up, pdl)
+            down_weighted_sum(self.wide_act, ids, self.weights, self.by_rows[1], self.out, config.down, pdl)
+
+        return self.turns_us(turn)
+
     def time_us(self, stages: Sequence[tuple[str, BlockConfig]], pdl: bool = False) -> float:
         """Microseconds of one turn through the stages' launches, many turns in one graph."""
 
+        def turn(ids: Tensor) -> None:
+            for stage, config in stages:
+                self.launch(stage, ids, config, pdl)
+
+        return self.turns_us(turn)
+
+    def turns_us(self, turn: Callable[[Tensor], None]) -> float:
+        """Microseconds of one turn, many turns in one graph."""
+
         def turns() -> None:
             for ids in self.ids:
-                for stage, config in stages:
-                    self.launch(stage, ids, config, pdl)
+                turn(ids)
 
         turns()
         torch.cuda.synchronize()
@@ -195,7 +221,12 @@ def check_all() -> list[list[Any]]:
         for name, value, limit in check_case(case, *configs, device="cuda", seed=seed):
             if not value <= limit:
                 failed.append([list(map(str, case)), name, value, limit])
-    print(f"{len(cases)} cases against float64: {len(failed)} checks failed", flush=True)
+    for hidden, width, experts, top_k in SHAPES.values():
+        case, config = Case(hidden, width, experts, top_k, 3, torch.bfloat16), path_config(hidden, width, top_k)
+        for name, value, limit in int4_checks.check_case(case, config.gate_up, config.down, device="cuda"):
+            if not value <= limit:
+                failed.append([list(map(str, case)), f"row layout: {name}", value, limit])
+    print(f"{len(cases) + len(SHAPES)} cases against float64: {len(failed)} checks failed", flush=True)
     return failed
 
 
@@ -264,6 +295,10 @@ def bench(model: str, best: dict[str, list[BlockConfig]], ceiling: float, counts
         us, _, both = next(entry for entry in timed if entry[1] == pdl)
         form = "both launches" + ", dependent launch" * pdl
         rows.append(row(model, form, 1, us, sum(map(layer.bytes, STAGES)), ceiling, f"{both[0]} + {both[1]}"))
+    for pdl in (False, True):
+        us_of_rows, note = attempt(partial(layer.row_layout_us, pdl))
+        form = "row layout, both launches" + ", dependent launch" * pdl
+        rows.append(row(model, form, 1, us_of_rows, sum(map(layer.bytes, STAGES)), ceiling, note))
     us, pdl, both = timed[0]
     for stage, config in zip(STAGES, both, strict=True):
         alone, note = attempt(partial(layer.time_us, [(stage, config)]))
