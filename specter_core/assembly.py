@@ -29,6 +29,7 @@ from specter_core.model.checkpoint import Checkpoint
 from specter_core.model.config import ModelConfig
 from specter_core.model.decoder import Decoder
 from specter_core.model.experts_loader import expert_dtype, fill_store
+from specter_core.nested.disk import load_nested, save_nested, source_of
 from specter_core.nested.nesting import nested_store
 from specter_core.options import EngineOptions
 from specter_core.passes import DraftExpertsPath
@@ -90,6 +91,7 @@ def open_model(
     rtn_if_missing: bool = False,
     noise: float = 0.0,
     encoding: str = "plain",
+    nested_dir: Path | None = None,
     pin_limit: PinLimit | None = None,
     numa_node: int | None = None,
 ) -> LoadedModel:
@@ -97,7 +99,8 @@ def open_model(
 
     store: attach to a host store that another process filled, else fill one. rtn_if_missing: quantize a
     round-to-nearest draft in memory where there is no draft folder. noise: sigma added to the draft's codes (tests).
-    encoding "nested": the host store then holds residuals to the draft's codes, which are needed at depth 0 too.
+    encoding "nested": the host store then holds residuals to the draft's codes, which are needed at depth 0 too;
+    nested_dir: a folder that keeps them, so that the next start with this checkpoint and draft folder does not encode.
     pin_limit: how much host memory device "cuda" may page-lock. numa_node: of a store that is filled here, instead of
     the GPU's. Raises UserError for anything wrong with the folders, the device or the draft.
     """
@@ -115,6 +118,12 @@ def open_model(
             f"draft folder {folder} does not exist; make it with initialization/quantize_draft.py or use depth 0"
         )
     runtime = CudaRuntime(pin_limit) if device == "cuda" else None
+    kept = encoding == "nested" and nested_dir is not None and folder.is_dir() and not noise
+    if kept and nested_dir is not None:
+        draft = load_draft(folder, decoder.config)
+        found = load_nested(nested_dir, draft, source_of((model_dir, folder)))
+        if found is not None:
+            return LoadedModel(decoder, found, draft, runtime=runtime)
     if store:
         host = HostExpertStore.attach(store)
     else:
@@ -130,6 +139,8 @@ def open_model(
     if encoding == "nested":
         assert draft is not None
         host = _nested(host, draft, device)
+        if kept and nested_dir is not None:
+            save_nested(nested_dir, host, draft, source_of((model_dir, folder)))
     return LoadedModel(decoder, host, draft, runtime=runtime)
 
 

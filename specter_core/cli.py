@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     gen.add_argument("--seed", type=int, default=0)
     gen.add_argument("--variant", choices=VARIANTS, default="default")
     gen.add_argument("--encoding", choices=ENCODINGS, default="plain", help="of the experts in host store and slots")
+    gen.add_argument("--nested-dir", type=Path, help="folder that keeps nested experts for the next start")
     gen.add_argument("--device", default="cpu")
     gen.add_argument("--threads", type=int, default=1, help="CPU compute threads; small models gain nothing from more")
     gen.add_argument("--trace", type=Path, help="write a Chrome trace of compute and link")
@@ -68,7 +69,7 @@ def _generate(args: argparse.Namespace) -> int:
     pins = None if args.pin_limit_gb is None else PinLimit(round(args.pin_limit_gb * 1e9))
     with open_model(
         args.model, args.draft, need_draft=args.depth > 0, device=args.device, pin_limit=pins, numa_node=args.numa_node,
-        encoding=args.encoding,
+        encoding=args.encoding, nested_dir=args.nested_dir,
     ) as model:  # fmt: skip
         codec.check_context(context, model.decoder.config.max_positions)
         budget = None if args.budget_gb is None else round(args.budget_gb * 1e9)
