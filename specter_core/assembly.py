@@ -118,6 +118,7 @@ def open_model(
             f"draft folder {folder} does not exist; make it with initialization/quantize_draft.py or use depth 0"
         )
     runtime = CudaRuntime(pin_limit) if device == "cuda" else None
+    draft: DraftExperts | None = None
     kept = encoding == "nested" and nested_dir is not None and folder.is_dir() and not noise
     if kept and nested_dir is not None:
         draft = load_draft(folder, decoder.config)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def test_damaged_and_short_files_are_refused_with_the_remedy(kept: Path) -> None
 def test_what_was_made_from_another_draft_is_made_anew(kept: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     shutil.copytree(MODEL / "draft", draft)
+    os.utime(next(draft.glob("*.safetensors")), ns=(1, 1))
     before = json.loads((kept / CARD).read_text())["source"]
     with open_model(MODEL, draft, encoding="nested", nested_dir=kept):
         pass

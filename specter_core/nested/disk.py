@@ -1,8 +1,8 @@
 """Nested experts on disk, so that a second start reads residuals instead of encoding the checkpoint again.
 
-    nested.json         what the files hold and what they were made from
-    experts.bin         the host store's entries, each with its trailer and CRC-32
-    codes.safetensors   the draft's codes as nesting left them; its scales are the draft's own
+nested.json         what the files hold and what they were made from
+experts.bin         the host store's entries, each with its trailer and CRC-32
+codes.safetensors   the draft's codes as nesting left them; its scales are the draft's own
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _read(path: Path, store: HostExpertStore) -> None:
     wanted, found = store.segment.numel(), path.stat().st_size
     if wanted != found:
         raise UserError(f"{path} has {found} bytes, expected {wanted}; delete {path.parent}, it is made anew")
-    target = memoryview(store.segment.numpy())
+    target = store.segment.numpy().data
     with path.open("rb", buffering=0) as file:
         done = 0
         while done < wanted:
