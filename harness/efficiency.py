@@ -46,13 +46,10 @@ def cells(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     bound_share: the bound's time over the time taken. *_ms: per committed token, by part: draft; router (the host waits
     for the target's routers, that is for the device); demand, prefetch and slot (waiting for loads that nobody had
     planned, for planned ones under way, for a slot); launch: the rest of verification, planning and launching on the
-    host; between: what lies between windows. loads per committed token and layer, beside what LRU and Belady with the
-    same slots would have loaded on the same trace.
+    host; between: what lies between windows. *_loads: experts per committed token, all layers together, beside what
+    LRU and Belady with the same slots would have loaded on the same trace.
     """
-    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for line in lines:
-        groups.setdefault(tuple(line[k] for k in (*KEYS, "K")), []).append(line)
-    return [dict(zip((*KEYS, "K"), key, strict=True)) | _cell(group) for key, group in groups.items()]
+    return [dict(zip((*KEYS, "K"), key, strict=True)) | _cell(group) for key, group in _cells(lines).items()]
 
 
 def by_layer(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -86,6 +83,21 @@ def write(folder: Path) -> list[Path]:
             temporary.replace(path)
             written.append(path)
     return written
+
+
+def _cells(lines: Sequence[Mapping[str, Any]]) -> dict[tuple[Any, ...], list[Mapping[str, Any]]]:
+    """Lines by KEYS and K. A system that chooses K itself is one cell, at its mean K: no prompt was measured twice."""
+    groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for line in lines:
+        groups.setdefault(tuple(line[k] for k in KEYS), []).append(line)
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for key, group in groups.items():
+        prompts = {(line["dataset"], line["prompt_id"], line["repeat"]) for line in group}
+        mean = round(sum(line["K"] for line in group) / len(group))
+        for line in group:
+            depth = mean if len(prompts) == len(group) else line["K"]
+            found.setdefault((*key, depth), []).append(line)
+    return found
 
 
 def _cell(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -127,9 +139,9 @@ def _tallies(
     items: Callable[[Mapping[str, Any]], Iterable[tuple[int, Sequence[int]]]],
 ) -> list[dict[str, Any]]:
     sums: dict[tuple[Any, ...], list[int]] = {}
-    for line in lines:
-        for place, tally in items(line):
-            key = (*(line[k] for k in (*KEYS, "K")), place)
+    for cell, group in _cells(lines).items():
+        for place, tally in (pair for line in group for pair in items(line)):
+            key = (*cell, place)
             sums[key] = [a + b for a, b in zip(sums.get(key, [0, 0, 0]), tally, strict=True)]
     return [
         dict(zip((*KEYS, "K", name), key, strict=True))

@@ -45,7 +45,7 @@ PARTS = {
     "demand_ms": "for demand loads",
     "prefetch_ms": "for prefetches",
     "slot_ms": "for slots",
-    "launch_ms": "planning, launching",
+    "launch_ms": "planning, launching, end of pass",
     "between_ms": "between windows",
     "bound_share": "share of the bound",
     "needed_loads": "experts needed",

@@ -114,3 +114,10 @@ def test_tables_are_written_per_cell_layer_and_horizon_and_a_torn_line_is_left_o
     assert shown is not None
     assert shown.body[0][:6] == ["m", "low", "synthetic, native, cuda", "1", "specter (default)", "4"]
     assert time_by_part(tmp_path / "none") is None
+
+
+def test_a_system_that_chooses_its_depth_is_one_cell_and_a_depth_sweep_is_several():
+    own = [line(prompt_id=p, K=k) for p, k in (("a", 4), ("b", 8), ("c", 6))]
+    assert [(c["K"], c["requests"]) for c in efficiency.cells(own)] == [(6, 3)]
+    swept = [line(prompt_id=p, K=k) for p in "ab" for k in (4, 8)]
+    assert [(c["K"], c["requests"]) for c in efficiency.cells(swept)] == [(4, 2), (8, 2)]
