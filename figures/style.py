@@ -80,10 +80,10 @@ def systems(rows: pd.DataFrame) -> list[SystemStyle]:
 
 
 def _remarks(rows: pd.DataFrame, system: str) -> list[str]:
-    """What tells a system's rows from those of the others: dummy weights, fewer tokens, fewer datasets."""
+    """What tells a system's rows from those of the others: dummy weights, more or fewer tokens, fewer datasets."""
     own = rows[rows["system"] == system]
     remarks = [DUMMY] if "weights" in own and (own["weights"] == "dummy").all() else []
-    if "new_tokens" in own and own["new_tokens"].max() < rows["new_tokens"].max():
+    if "new_tokens" in own and own["new_tokens"].max() != rows["new_tokens"].mode().max():
         remarks.append(f"{own['new_tokens'].max()} tokens")
     if "label" in own and (there := set(own["label"])) < (every := set(rows["label"])):
         few = ", ".join(x for x in LABELS if x in there)

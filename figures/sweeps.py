@@ -106,15 +106,15 @@ def pooled(folders: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 
 def asked(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with asked_tokens, the new tokens of the comparison that they belong to: their own, but where a system was
-    measured with fewer tokens than the others, and no other with so few, those of the others."""
+    """Rows with asked_tokens, the new tokens of the comparison that they belong to: their own, but where a system alone
+    was measured with other lengths than the rest, those of the rest."""
     systems = rows.groupby(SIDE_BY_SIDE, dropna=False)["system"].transform("nunique")
     most = rows.assign(systems=systems).groupby(PLACE, dropna=False)["systems"].transform("max")
     common = rows["new_tokens"].where(systems == most)
     common = rows.assign(common=common).groupby(PLACE, dropna=False)["common"].transform("max")
     there = rows.assign(there=rows["new_tokens"] == common)
     there = there.groupby([*PLACE, "system"], dropna=False)["there"].transform("any")
-    alone = (systems == 1) & (most > 1) & ~there & (rows["new_tokens"] < common)
+    alone = (systems == 1) & (most > 1) & ~there & (rows["new_tokens"] != common)
     return rows.assign(asked_tokens=rows["new_tokens"].where(~alone, common).astype(int))
 
 

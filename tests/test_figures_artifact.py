@@ -208,6 +208,16 @@ def test_a_slow_system_measured_with_fewer_tokens_stands_beside_the_others_and_s
     assert {s: b["system"].nunique() for s, b in blocks.items()} == {"-new_tokens128": 2, "-new_tokens6": 3}
 
 
+def test_a_system_measured_alone_with_more_tokens_stands_beside_the_others_and_says_so(tmp_path):
+    rows = [r for r in main_rows() if r["model"] == "phi35_moe" and r["system"] in ("specter", "mo_sm", "llama_cpp")]
+    more = [r | {"new_tokens": 256} for r in rows if r["system"] == "llama_cpp"]
+    write_records(tmp_path / "main", [r for r in rows if r["system"] != "llama_cpp"])
+    write_records(tmp_path / "serving", more)
+    ((suffix, block),) = sweeps.settings(redraw.gather(results.read(tmp_path), "main"))
+    assert suffix == "" and block["system"].nunique() == 3
+    assert [s.label for s in style.systems(block)] == ["Specter", "MO-SM", "llama.cpp (256 tokens)"]
+
+
 def test_the_configured_variant_stands_for_a_system_that_was_measured_in_several():
     rows = pd.DataFrame(r for r in main_rows() if r["model"] == "phi35_moe" and r["system"] in ("specter", "mo_sm"))
     own = rows[rows["system"] == "mo_sm"]

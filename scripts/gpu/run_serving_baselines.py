@@ -29,14 +29,16 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from harness import catalogue, environment
+from harness.cells import Skip, expand
 from harness.columns import NAMES
 from harness.config import RunConfig, SystemEntry, run_config
-from harness.grid import PlannedGroup, plan_run
+from harness.grid import PlannedGroup, RunPlan, _planned, plan_run
 from harness.launch import seats
 from harness.measure import Measurement
 from harness.prompt_ids import IdSource
 from harness.records import RecordFile
 from harness.reference_tokens import ReferenceTokens
+from harness.weights_in_memory import in_memory_spec
 from scripts.gpu.together import Cell, measure_together
 from specter_core.errors import UserError
 
@@ -72,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--brief", type=lambda text: text.split(","), default=[], help="kinds with one prompt, 32 tokens"
     )
+    parser.add_argument("--write-off", metavar="REASON", help="a row with this reason for everything not measured")
     parser.add_argument("--only", **names("*/*/*"), help="patterns of MODEL/KIND/MEMORY")
     parser.add_argument(
         "--together", action="store_true", help="start all engines at once, measure one after the other"
@@ -115,10 +118,11 @@ def run(options: argparse.Namespace) -> int:
     for model in options.models:
         for entry in entries(options):
             config = _config(options, model, entry)
-            plan = plan_run(config, source)
+            plan = _unmeasured(config, source) if options.write_off else plan_run(config, source)
             hashes = {name: spec.weights_hash for name, spec in plan.models.items()}
-            captured = captured or _environment(measured / "environment.json", plan.device, commit)
-            environment.write(measured / "environment.json", captured | {"weights": hashes})
+            if not options.write_off:
+                captured = captured or _environment(measured / "environment.json", plan.device, commit)
+                environment.write(measured / "environment.json", captured | {"weights": hashes})
             measurement = Measurement(
                 config=config, records=records, reference=ReferenceTokens(measured / "reference_tokens.jsonl"),
                 logs=measured / "workers", git_commit=commit, notice=_notice, advance=lambda _: None, until=until,
@@ -129,7 +133,11 @@ def run(options: argparse.Namespace) -> int:
                 if measurement.unfinished(p) and wanted(options, p)
             ]
     gpu = seats(plan.device, 1 if plan.device == "cuda" else None)[0]
-    if options.together:
+    if options.write_off:
+        for cell in cells:
+            for batch in cell.measurement.unfinished(cell.planned):
+                cell.measurement.write_off(cell.planned, batch, options.write_off)
+    elif options.together:
         measure_together(cells, gpu, _notice)
     else:
         for cell in cells:
@@ -139,6 +147,18 @@ def run(options: argparse.Namespace) -> int:
             group = cell.planned.group
             _notice(f"{time.monotonic() - start:5.1f} s {group.name} {group.system.options}")
     return sum(len(set(cell.planned.keys) - records.done) for cell in cells)
+
+
+def _unmeasured(config: RunConfig, source: IdSource) -> RunPlan:
+    """The plan of a GPU machine, made on another one: nothing is generated or looked for."""
+    specs = {entry.name: in_memory_spec(entry) for entry in config.models}
+    here: dict[str, str | None] = dict.fromkeys(config.datasets)
+    skips: list[Skip] = []
+    blocks = [
+        [_planned(group, config, source, specs[group.setting.model.name], "cuda", here, skips) for group in block]
+        for block in expand(config, "cuda").blocks
+    ]
+    return RunPlan("cuda", specs, blocks, skips)
 
 
 def wanted(options: argparse.Namespace, planned: PlannedGroup) -> bool:
@@ -191,10 +211,9 @@ def report_better(out: Path) -> tuple[int, int]:
     best: list[dict[str, str]] = []
     for variants in cells.values():
         means = {name: fmean(times) for name, own in variants.items() if (times := _times(own))}
-        if means:
-            chosen = min(means, key=lambda name: means[name])
-            usual = "resident" if chosen == "resident" else "offload"
-            best += [row | {"variant": usual} for row in variants[chosen]]
+        chosen = min(means, key=lambda name: means[name]) if means else min(variants)
+        usual = "resident" if chosen == "resident" else "offload"
+        best += [row | {"variant": usual} for row in variants[chosen]]
     for name, found in (("records.csv", best), ("placements.csv", rows)):
         with (out / name).open("w", newline="") as file:
             writer = csv.DictWriter(file, NAMES, extrasaction="ignore", lineterminator="\n")
