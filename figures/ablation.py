@@ -23,6 +23,9 @@ VARIANT_LABELS = {
     "private_kv": "private KV",
     "no_shared_kv": "private KV",
     "no_graphs": "no CUDA graphs",
+    "top_m_planning": "top-M planning",
+    "count_eviction": "eviction by count",
+    "no_stage_ahead": "no staging ahead",
 }
 
 
