@@ -1,7 +1,7 @@
 """What a folder of rows needs before it is committed or drawn from: python -m harness.closing DIR
 
-Checks records.csv against the schema and writes summary.csv (means, ratios with 95 % intervals), systems.csv (labels and
-colours of the plots) and the tables of efficiency.jsonl. For runs that were made where pandera is missing.
+Checks records.csv against the schema and writes summary.csv (means, ratios with 95 % intervals), systems.csv (labels
+and colours of the plots) and the tables of efficiency.jsonl. For runs that were made where pandera is missing.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ _VARIANTS = ("default", "paper", "reference")
 
 
 def create(options: Mapping[str, Any]) -> EngineSystem:
-    """options: `variant` (default | paper | reference), `named` (what the rows call it, if not that), `encoding` (plain |
-    nested, of the experts) and any field of EngineOptions, `depth` among them."""
+    """options: `variant` (default | paper | reference), `named` (what the rows call it, if not that), `encoding` (plain
+    | nested, of the experts) and any field of EngineOptions, `depth` among them."""
     variant = str(options.get("variant", "default"))
     if variant not in _VARIANTS:
         raise UserError(f"variant {variant!r} is unknown, known are {', '.join(_VARIANTS)}; choose one of these")
