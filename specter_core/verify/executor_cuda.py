@@ -237,9 +237,7 @@ class CudaLayerExecutor:
         )
         self.products(work, self._lists[1, :count], layer=self._lists[2, :1], experts=self._lists[0, :count])
 
-    def products(
-        self, work: RoutedWork, slots: Tensor, *, layer: int | Tensor, experts: Tensor | None = None
-    ) -> None:
+    def products(self, work: RoutedWork, slots: Tensor, *, layer: int | Tensor, experts: Tensor | None = None) -> None:
         """Launches what `grouped_ffn` describes on the slots' encoding. layer: a number, or int32 [1] on the device."""
         if self._codes is None:
             buffer = self._slots.data.view(self.layout.dtype)  # [slots, entry / itemsize]
