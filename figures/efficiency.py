@@ -26,7 +26,8 @@ def settings(found: dict[str, pd.DataFrame]) -> list[tuple[str, dict[str, pd.Dat
     blocks = []
     for key in chosen:
         tables = {n: t[(t[["weights", "link", "device"]].astype(str) == list(key)).all(axis=1)] for n, t in own.items()}
-        blocks.append(("-" + "-".join(key) if len(chosen) > 1 else "", tables))
+        told = [word for place, word in enumerate(key) if len({other[place] for other in chosen}) > 1]
+        blocks.append(("".join(f"-{word}" for word in told), tables))
     return blocks
 
 

@@ -31,12 +31,15 @@ def comparison(found: results.Results) -> str:
 
 def _absent(every: pd.DataFrame, rows: pd.DataFrame) -> str:
     """What was tried on these models and gave no time, and why."""
-    bad = style.shown(every[(every["status"] != "ok") & every["model"].isin(rows["model"]) & (every["B"] == 1)])
     keys = ["system", "model", "memory", "link"]
+    columns = set(rows[keys[1:]].itertuples(index=False, name=None))
+    beside = [key in columns for key in every[keys[1:]].itertuples(index=False, name=None)]
+    bad = style.shown(every[pd.Series(beside, index=every.index, dtype=bool) & (every["status"] != "ok")])
+    bad = bad[(bad["B"] == 1) & bad["prefix_len"].isin(rows["prefix_len"])]
     there = set(rows[keys].itertuples(index=False, name=None))
     new = [key not in there for key in bad[keys].itertuples(index=False, name=None)]
     bad = bad[pd.Series(new, index=bad.index, dtype=bool)].drop_duplicates(keys)
-    looks = {s.system: s.label for s in style.systems(bad)} if len(bad) else {}
+    looks = bad.drop_duplicates("system").set_index("system")["system_label"].dropna()
     lines = []
     for (system, status, reason), block in bad.fillna({"reason": ""}).groupby(["system", "status", "reason"]):
         places = [f"{style.model_label(r.model)} {r.memory} {r.link}" for r in block.itertuples()]

@@ -210,6 +210,17 @@ FIGURES: dict[str, tuple[Plan, str]] = {
 }
 
 
+SWEEP_OF = {
+    fig07_depth.NAME: "depth",
+    fig15_batch.NAME: "batch",
+    fig16_working_set.NAME: "batch",
+    table3_batch32.NAME: "batch",
+    ablation.NAME: "ablation",
+    memory.NAME: "memory",
+    prefix.NAME: "prefix",
+}
+
+
 def redraw(found: results.Results, out: Path, names: Sequence[str] = ()) -> Iterator[Outcome]:
     """Draws into out as PNG and PDF, one outcome per file drawn, or one that says what a figure misses; `names`: only
     these figures. figures.json in out lists what was drawn."""
@@ -219,7 +230,8 @@ def redraw(found: results.Results, out: Path, names: Sequence[str] = ()) -> Iter
             continue
         drawings = plan(found)
         if not drawings:
-            yield Outcome(figure, figure, [], needs)
+            why = found.untold(SWEEP_OF[figure]) if figure in SWEEP_OF else ""
+            yield Outcome(figure, figure, [], f"{needs}; tried here: {why}" if why else needs)
         for drawing in drawings:
             outcome = Outcome(figure, drawing.name, io.save(drawing.draw(), out, drawing.name), "")
             drawn.append({"figure": figure, "name": drawing.name, "files": [p.name for p in outcome.paths]})

@@ -123,6 +123,14 @@ class Results:
     def all_records(self) -> pd.DataFrame:
         return pd.concat(list(self.records.values()), ignore_index=True) if self.records else pd.DataFrame()
 
+    def untold(self, sweep: str) -> str:
+        """Why the folders named after a sweep have no measured row: their reasons; empty where one has, or none is."""
+        own = [rows for folder, rows in self.records.items() if folder.split("/")[-1].startswith(sweep)]
+        if not own or any((rows["status"] == "ok").any() for rows in own):
+            return ""
+        reasons = pd.concat(own)["reason"].dropna().astype(str)
+        return "; ".join(reasons.drop_duplicates().head(3))
+
 
 def read(folder: Path) -> Results:
     """Everything below folder. SystemExit with one line when the folder does not exist."""
@@ -174,6 +182,8 @@ def _table(path: Path, needed: tuple[str, ...], problems: list[str]) -> pd.DataF
         table = pd.read_csv(path)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         problems.append(f"{path} cannot be read: {' '.join(str(error).split())}")
+        return pd.DataFrame()
+    if sum(column in table for column in needed) < 2:  # another kind of table that happens to have the name
         return pd.DataFrame()
     if "device" in needed and "device" not in table and (device := _device(path.parent)):
         table = table.assign(device=device)

@@ -233,7 +233,10 @@ class Evidence:
     def _means(self, metric: str, *, system: str, model: str, **where: Any) -> dict[str, float]:
         """label -> mean over prompts, in the present draw."""
         conditions = {"system": system, "model": self._model(model)} | {k: v for k, v in where.items() if v is not None}
-        cell = self.cells_of.cell(metric, conditions)
+        try:
+            cell = self.cells_of.cell(metric, conditions)
+        except Missing as missing:
+            raise Missing(str(missing).replace(f"model {conditions['model']}", f"model {model}")) from missing
         self.models_used.add(conditions["model"])
         self.weights_used |= cell.weights
         if system != SPECTER:

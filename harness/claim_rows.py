@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pandas as pd
 
 from harness.claim_cells import Cells, Setting
 from harness.claim_data import SPECTER
+from harness.claim_verdict import Claim
 
 redraw: Any = importlib.import_module("figures.redraw")
 working_set: Any = importlib.import_module("figures.fig16_working_set").working_set
@@ -39,6 +41,22 @@ class Data:
         if kind not in self._settings:
             self._settings[kind] = list(self._split(self.rows(kind)))
         return self._settings[kind]
+
+    def untold(self, claim: Claim) -> str:
+        """Why what a claim speaks of was tried and not measured: the reasons of its sweep's rows, or of the systems and
+        models that its expression names; empty where nothing was tried."""
+        sweep = {"working_set": "batch", "acceptance": "depth"}.get(claim.data, claim.data)
+        if claim.data != "main" and (why := str(self.found.untold(sweep))):
+            return why
+        rows = self.found.all_records()
+        if rows.empty or claim.data != "main":
+            return ""
+        reasons: dict[str, None] = {}
+        for system, model in re.findall(r'tpot\("(\w+)", "(\w+)"', claim.value):
+            own = rows[(rows["system"] == system) & (rows["model"] == model) & (rows["B"] == 1)]
+            if not (own["status"] == "ok").any():
+                reasons |= dict.fromkeys(f"{system}: {reason}" for reason in own["reason"].dropna().unique()[:1])
+        return "; ".join(reasons)
 
     @staticmethod
     def _split(rows: pd.DataFrame) -> Iterator[tuple[Setting, Cells]]:

@@ -77,7 +77,9 @@ def _strongest(claim: Claim, data: Data, draws: int) -> Finding:
     if findings:
         return replace(findings[0], also=tuple(findings[1:]))
     absent = f"no {claim.data.replace('_', ' ')} data; {MAKES[claim.data]} makes it"
-    return Finding(claim, Verdict.NOT_RUN, reason="; ".join(reasons) or absent)
+    reason = "; ".join(reasons) or absent
+    why = data.untold(claim)
+    return Finding(claim, Verdict.NOT_RUN, reason=f"{reason}; tried here: {why}" if why else reason)
 
 
 def _measure(claim: Claim, setting: Setting, cells: Cells, draws: int) -> Finding:

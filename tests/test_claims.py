@@ -250,6 +250,19 @@ def test_working_sets_are_compared_on_records_where_no_routing_was_traced(tmp_pa
     assert diverge.verdict is Verdict.NOT_RUN
 
 
+def test_what_was_tried_and_not_measured_says_why(tmp_path):
+    missed = {"status": "not_run", "reason": "the time was used up", "tpot_ms": None, "config_hash": "x"}
+    write_records(tmp_path / "sweeps" / "depth", [r | missed for r in main_rows() if r["system"] == "specter"])
+    rows = [r | missed if r["system"] == "vllm" else r for r in main_rows() if r["model"] == "qwen15_moe"]
+    write_records(tmp_path / "main", rows)
+    wanted = [ALL["depth_phi35_moe"], ALL["tpot_qwen15_moe_vllm"], ALL["batch_largest_rise"]]
+    depth, vllm, batch = claims.evaluate(wanted, results.read(tmp_path), draws=0)
+    assert depth.verdict is vllm.verdict is batch.verdict is Verdict.NOT_RUN
+    assert depth.reason.endswith("tried here: the time was used up")
+    assert vllm.reason.endswith("tried here: vllm: the time was used up")
+    assert "tried here" not in batch.reason and "sweep=batch" in batch.reason
+
+
 def test_intervals_pair_the_prompts_of_the_systems(tmp_path):
     """Prompts differ tenfold, the ratio of the systems does not: its interval is narrow, that of a TPOT is not."""
     rows = []

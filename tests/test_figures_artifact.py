@@ -282,6 +282,16 @@ def test_colours_are_those_of_the_configuration_where_a_run_left_no_systems_file
     assert style.systems(results.read(tmp_path).records["main"]) == with_file
 
 
+def test_a_figure_whose_sweep_was_not_run_says_why_and_a_bench_may_share_the_name_of_a_table(tmp_path):
+    missed = {"status": "not_run", "reason": "the time was used up", "tpot_ms": None}
+    write_records(tmp_path / "sweeps" / "depth", [row(**missed)])
+    (tmp_path / "kernels.csv").write_text("shape,what,value\ngauss,differs,0\n")
+    found = results.read(tmp_path)
+    missing = {o.figure: o.missing for o in redraw.redraw(found, tmp_path / "out", ["fig07_depth", "fig10_kernels"])}
+    assert missing["fig07_depth"].endswith("; tried here: the time was used up")
+    assert "tried" not in missing["fig10_kernels"] and found.problems == []
+
+
 def test_records_without_a_needed_column_are_named_and_left_out(tmp_path):
     path = write_records(tmp_path / "main", [row()])
     pd.read_csv(path).drop(columns="link").to_csv(path, index=False)
