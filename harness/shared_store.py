@@ -23,8 +23,8 @@ def shared_store(model: ModelSpec, threads: int | None) -> Iterator[ModelSpec]:
         with store_in_memory(model, detect_device("auto")) as filled:
             yield filled
         return
-    from specter_core.assembly import fill_host_store
     from specter_core.model.config import ModelConfig
+    from specter_core.opening import fill_host_store
 
     path = Path(model.path)
     config = ModelConfig.from_file(path / "config.json")

@@ -18,7 +18,7 @@ from harness.system import ModelSpec
 from specter_core.errors import UserError
 
 if TYPE_CHECKING:
-    from specter_core.assembly import LoadedModel
+    from specter_core.opening import LoadedModel
 
 FILL_TIMEOUT_S = 600
 

@@ -21,8 +21,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from specter_core.assembly import LoadedModel, build_engine, open_model
+from specter_core.assembly import build_engine
 from specter_core.errors import UserError
+from specter_core.opening import LoadedModel, open_model
 from specter_core.options import ENCODINGS, EngineOptions
 from specter_core.text import TextCodec
 from specter_core.types import Request

@@ -20,8 +20,9 @@ from typing import Any
 
 import torch
 
-from specter_core.assembly import LoadedModel, build_engine, open_model
+from specter_core.assembly import build_engine
 from specter_core.errors import UserError
+from specter_core.opening import LoadedModel, open_model
 from specter_core.options import EngineOptions
 from specter_core.text import TextCodec
 from specter_core.trace import Trace

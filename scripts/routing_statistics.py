@@ -19,8 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.datasets import load_texts, select_prompts
 from harness.routing import measure
-from specter_core.assembly import open_model
 from specter_core.errors import UserError
+from specter_core.opening import open_model
 from specter_core.text import TextCodec
 
 

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import torch
 
-from specter_core.assembly import build_engine, open_model
+from specter_core.assembly import build_engine
 from specter_core.errors import UserError
 from specter_core.memory.budget import SlotPlan
 from specter_core.memory.pin_limit import PinLimit
+from specter_core.opening import open_model
 from specter_core.options import ENCODINGS, VARIANTS, EngineOptions
 from specter_core.text import TextCodec
 from specter_core.trace import Trace

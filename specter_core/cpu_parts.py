@@ -19,7 +19,7 @@ from specter_core.verify.expert_pass import ExpertPass
 from specter_core.verify.target_pass import TargetPass
 
 if TYPE_CHECKING:
-    from specter_core.assembly import LoadedModel
+    from specter_core.opening import LoadedModel
 
 
 class CpuParts:

@@ -24,7 +24,7 @@ from specter_core.verify.kernels.nested_ffn import ResidentCodes
 from specter_core.verify.target_pass_cuda import CudaTargetPass
 
 if TYPE_CHECKING:
-    from specter_core.assembly import LoadedModel
+    from specter_core.opening import LoadedModel
 
 
 class CudaParts:

@@ -26,7 +26,7 @@ class EngineOptions:
     uniform_slots: the same M in every layer and no staging slots; otherwise one pool, remainder to the first layers.
     staging_slots: slots shared by all layers, used by misses of a layer whose own slots are all needed. stage_ahead:
     free ones take predicted misses of the next layer.
-    planning: prefetch what the draft has counted over what is least likely to be needed, or each layer's top M by count.
+    planning: prefetch what the draft has counted over what is least likely to be needed, or each layer's top M.
     eviction in verification: by recent need, by count and recency of this window, or least recently used.
     context_tokens: KV capacity per row, in tokens. prefill_chunk_tokens: rows of one prefill chunk.
     experts_encoding: how a model is to be opened for this engine (`open_model`); "nested": host store, link and slots

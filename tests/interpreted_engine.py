@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from specter_core.assembly import build_engine, open_model
+from specter_core.assembly import build_engine
+from specter_core.opening import open_model
 from specter_core.options import EngineOptions
 from specter_core.types import Request
 from tests.host_runtime import HostRuntime

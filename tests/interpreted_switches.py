@@ -14,8 +14,8 @@ import torch
 
 from scripts.gpu import check_switches
 from specter_core import assembly
-from specter_core.assembly import LoadedModel, open_model
 from specter_core.cuda_parts import CudaParts
+from specter_core.opening import LoadedModel, open_model
 from specter_core.options import EngineOptions
 from specter_core.trace import Trace
 from tests.host_runtime import HostRuntime

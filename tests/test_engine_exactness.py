@@ -10,8 +10,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specter_core.assembly import LoadedModel, build_engine, open_model
+from specter_core.assembly import build_engine
 from specter_core.errors import UserError
+from specter_core.opening import LoadedModel, open_model
 from specter_core.options import EngineOptions
 from specter_core.types import GenerationRun, Request
 from tests.tiny_models import tiny_checkpoint

@@ -234,6 +234,20 @@ def test_no_bar_of_the_ablation_ends_outside_its_panel():
     assert 7 < max(widths) < figure.axes[0].get_xlim()[1] == figure.axes[1].get_xlim()[1]
 
 
+@pytest.mark.parametrize("draw", [fig14_tpot.figure, memory.figure])
+def test_long_labels_of_a_legend_are_not_cut_off(draw):
+    rows = pd.DataFrame(r for r in main_rows() if r["model"] == "phi35_moe")
+    rows = rows[(rows["label"] == "GK") | ~rows["system"].isin(["transformers", "llama_cpp"])]
+    rows["new_tokens"] = rows["new_tokens"].where(rows["system"] != "transformers", 6)
+    figure = draw(rows)
+    FigureCanvasAgg(figure)
+    with style.look():
+        figure.draw_without_rendering()
+    for text in figure.legends[0].get_texts():
+        box = text.get_window_extent()
+        assert figure.bbox.x0 + 20 < box.x0 and box.x1 < figure.bbox.x1, text.get_text()
+
+
 def test_curves_far_apart_are_drawn_on_a_logarithmic_axis():
     rows = pd.DataFrame(batch_rows())
     assert fig15_batch.figure(rows).axes[0].get_yscale() == "linear"

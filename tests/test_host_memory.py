@@ -10,7 +10,6 @@ import torch
 
 from harness import launch
 from harness.config import Launcher
-from specter_core.assembly import fill_host_store
 from specter_core.device_runtime import CudaRuntime
 from specter_core.errors import UserError
 from specter_core.memory import numa
@@ -19,6 +18,7 @@ from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.payload import PayloadLayout
 from specter_core.memory.pin_limit import PIN_LIMIT, PinLimit
 from specter_core.model.config import ModelConfig
+from specter_core.opening import fill_host_store
 
 MODEL = Path(__file__).resolve().parents[1] / "reference" / "qwen2_moe_mini"
 

@@ -21,7 +21,7 @@ GIB = 1 << 30
 LOAD = """
 import resource, sys, time
 from pathlib import Path
-from specter_core.assembly import fill_host_store
+from specter_core.opening import fill_host_store
 from specter_core.model.config import ModelConfig
 folder = Path(sys.argv[1])
 config = ModelConfig.from_file(folder)

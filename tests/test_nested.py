@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from specter_core.assembly import open_model
 from specter_core.draft import rtn
 from specter_core.draft.int4 import GROUP, Int4Matrix, pack, unpack
 from specter_core.draft.kernels.layout import repack_for_gemv
@@ -24,6 +23,7 @@ from specter_core.nested.code import STORED_ORDER, TAIL_ORDER, code_matrix, deco
 from specter_core.nested.expert import ExpertCodes, batch_of, decode_expert, encode_experts, sanitised_codes
 from specter_core.nested.layout import NestedLayout
 from specter_core.nested.nesting import nested_store, nested_views, new_report
+from specter_core.opening import open_model
 from specter_core.types import ExpertKey
 
 ROOT = Path(__file__).resolve().parents[1]

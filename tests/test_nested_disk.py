@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from specter_core import assembly
-from specter_core.assembly import LoadedModel, build_engine, open_model
+from specter_core import opening
+from specter_core.assembly import build_engine
 from specter_core.errors import UserError
 from specter_core.nested.disk import CARD, EXPERTS
+from specter_core.opening import LoadedModel, open_model
 from specter_core.options import EngineOptions
 from specter_core.types import Request
 
@@ -37,8 +38,8 @@ def test_a_second_start_reads_what_the_first_encoded(kept: Path, monkeypatch: py
     with open_model(MODEL, encoding="nested") as first:
         assert first.draft is not None
         entries, codes, wanted = first.store.segment.clone(), first.draft.gate_up.codes.clone(), text(first)
-    monkeypatch.setattr(assembly, "fill_host_store", None)
-    monkeypatch.setattr(assembly, "nested_store", None)
+    monkeypatch.setattr(opening, "fill_host_store", None)
+    monkeypatch.setattr(opening, "nested_store", None)
     with open_model(MODEL, encoding="nested", nested_dir=kept) as again:
         assert again.draft is not None
         assert torch.equal(again.store.segment, entries) and torch.equal(again.draft.gate_up.codes, codes)

@@ -23,10 +23,11 @@ from baselines.specmoeoff.layer_streaming import RingCache
 from baselines.specmoeoff.system import VARIANTS, SpecMoEOff, create
 from harness.system import MemorySpec, ModelSpec
 from harness.systems import engine_system
-from specter_core.assembly import LoadedModel, build_engine, fixed_parts, open_model, slot_plan
+from specter_core.assembly import build_engine, fixed_parts, slot_plan
 from specter_core.draft.draft_pass import DraftPass
 from specter_core.errors import UserError
 from specter_core.memory.budget import SlotPlan
+from specter_core.opening import LoadedModel, open_model
 from specter_core.options import EngineOptions
 from specter_core.types import ExpertKey, Request, WindowStats
 from tests.tiny_models import tiny_checkpoint

@@ -22,10 +22,11 @@ from harness.synthetic import (
     tensors,
 )
 from harness.synthetic.vocabulary import basis, embedding, ring, walk
-from specter_core.assembly import build_engine, open_model
+from specter_core.assembly import build_engine
 from specter_core.draft.int4 import dequantize
 from specter_core.errors import UserError, WrongExpertError
 from specter_core.model.families import family_named
+from specter_core.opening import open_model
 from specter_core.options import EngineOptions
 from specter_core.types import ExpertKey, Request
 

@@ -12,9 +12,10 @@ from baselines.mixtral_offloading.swap_link import SwapLink
 from baselines.mixtral_offloading.swap_residency import SwapResidency
 from harness.system import MemorySpec
 from harness.systems.engine_system import EngineSystem
-from specter_core.assembly import LoadedModel, build_engine, fixed_parts
+from specter_core.assembly import build_engine, fixed_parts
 from specter_core.engine import SpecterEngine
 from specter_core.errors import UserError
+from specter_core.opening import LoadedModel
 from specter_core.options import EngineOptions
 from specter_core.policies import Replacements
 

@@ -12,10 +12,11 @@ from baselines.specmoeoff.frequency_prefetch import FRACTIONS, FrequencyPrefetch
 from baselines.specmoeoff.layer_streaming import LayerStreaming, RingCache
 from harness.system import MemorySpec, ModelSpec, RequestRecord
 from harness.systems.engine_system import EngineSystem
-from specter_core.assembly import LoadedModel, build_engine, fixed_parts, slot_plan
+from specter_core.assembly import build_engine, fixed_parts, slot_plan
 from specter_core.engine import SpecterEngine
 from specter_core.errors import UserError
 from specter_core.memory.expert_loader import ExpertLoader
+from specter_core.opening import LoadedModel
 from specter_core.options import EngineOptions
 from specter_core.policies import Prefetching, Replacements
 from specter_core.prefetch.prefetcher import Prefetcher

@@ -10,7 +10,7 @@ import pandas as pd
 from harness.routing import statistics
 from harness.routing.statistics import Row
 from harness.routing.trace import continuations
-from specter_core.assembly import LoadedModel
+from specter_core.opening import LoadedModel
 
 SAME = ["model", "weights", "device"]
 

@@ -14,7 +14,7 @@ from harness.grid import PlannedGroup, RunPlan
 from harness.progress import RunProgress
 from harness.routing import measure
 from harness.runner import shown
-from specter_core.assembly import open_model
+from specter_core.opening import open_model
 
 
 def run(config: RunConfig, plan: RunPlan) -> dict[str, Any]:

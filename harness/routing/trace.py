@@ -9,9 +9,10 @@ import numpy as np
 import torch
 
 from harness.routing.statistics import Ids
-from specter_core.assembly import LoadedModel, build_engine
+from specter_core.assembly import build_engine
 from specter_core.model.layer import Routing
 from specter_core.model.rows import Rows
+from specter_core.opening import LoadedModel
 from specter_core.options import EngineOptions
 from specter_core.state.kv_cache import KVCache
 from specter_core.types import ExpertKey, Request

@@ -13,7 +13,6 @@ from harness.synthetic.nested import nest
 from harness.synthetic.source import EMBEDDING, HEAD, SyntheticSource
 from harness.synthetic.spec import SyntheticSpec
 from harness.synthetic.store import create_store, draft_from_store, draft_layers, fill_store
-from specter_core.assembly import COMPUTE_DTYPES, LoadedModel
 from specter_core.device_runtime import DeviceRuntime
 from specter_core.errors import UserError
 from specter_core.memory.host_store import HostExpertStore, StoreHandle
@@ -21,6 +20,7 @@ from specter_core.model.decoder import Decoder, ops_for
 from specter_core.model.families import family_named
 from specter_core.model.norm import load_norm
 from specter_core.model.tensor_source import TensorSource
+from specter_core.opening import COMPUTE_DTYPES, LoadedModel
 from specter_core.types import ExpertKey
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def open_synthetic(
     noise: float = 0.0,
     encoding: str = "plain",
 ) -> LoadedModel:
-    """As `specter_core.assembly.open_model`, without a folder.
+    """As `specter_core.opening.open_model`, without a folder.
 
     store_handle: attach to a store that `fill_store` filled from the same spec, else make one and own it. fused: on
     CUDA the draft goes straight into the kernels' layout, layer by layer, without a copy on the host; False also keeps

@@ -8,9 +8,9 @@ import torch
 
 from harness.synthetic.spec import SyntheticSpec
 from harness.synthetic.store import draft_from_store, draft_layers
-from specter_core.assembly import LoadedModel
 from specter_core.draft.int4 import Int4Matrix
 from specter_core.nested.nesting import nested_store, new_report, sanitised_layer, write_nested
+from specter_core.opening import LoadedModel
 
 
 def nest(model: LoadedModel, spec: SyntheticSpec, target: torch.device, *, noise: float = 0.0) -> None:

@@ -13,9 +13,10 @@ from harness.system import MemorySpec, ModelSpec, RequestRecord
 from harness.systems import device_memory
 from harness.systems.probe import RequestProbe
 from harness.weights_in_memory import is_in_memory, open_in_memory
-from specter_core.assembly import LoadedModel, build_engine, fixed_parts, open_model
+from specter_core.assembly import build_engine, fixed_parts
 from specter_core.engine import SpecterEngine
 from specter_core.errors import UserError
+from specter_core.opening import LoadedModel, open_model
 from specter_core.options import EngineOptions
 from specter_core.types import Request
 

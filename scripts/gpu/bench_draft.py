@@ -19,8 +19,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from specter_core.assembly import LoadedModel, build_engine
+from specter_core.assembly import build_engine
 from specter_core.draft.draft_graph import GraphDraftPass
+from specter_core.opening import LoadedModel
 from specter_core.options import EngineOptions
 from specter_core.types import Request
 

@@ -26,9 +26,10 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.gpu.random_weights import random_model
-from specter_core.assembly import LoadedModel, build_engine
+from specter_core.assembly import build_engine
 from specter_core.engine import SpecterEngine
 from specter_core.memory.link import Priority
+from specter_core.opening import LoadedModel
 from specter_core.options import EngineOptions
 from specter_core.types import ExpertKey, Request
 

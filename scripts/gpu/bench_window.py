@@ -35,8 +35,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from harness.device_meter import DeviceMeter
 from scripts.gpu.bench_draft import hbm_ceiling_tb_per_s, kernel_shares, step_bytes, time_steps
 from scripts.gpu.random_weights import random_model
-from specter_core.assembly import LoadedModel, build_engine
+from specter_core.assembly import build_engine
 from specter_core.engine import SpecterEngine
+from specter_core.opening import LoadedModel
 from specter_core.options import ENCODINGS, EngineOptions
 from specter_core.types import ExpertKey, Request, WindowStats
 

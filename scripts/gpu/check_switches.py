@@ -27,7 +27,8 @@ from baselines.mixtral_offloading import system as mixtral_offloading
 from baselines.specmoeoff import system as specmoeoff
 from harness.system import MemorySpec, ModelSpec
 from scripts.check_exactness import PROMPTS, differences
-from specter_core.assembly import LoadedModel, build_engine, open_model
+from specter_core.assembly import build_engine
+from specter_core.opening import LoadedModel, open_model
 from specter_core.options import EngineOptions
 from specter_core.text import TextCodec
 from specter_core.types import Request

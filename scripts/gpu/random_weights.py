@@ -13,7 +13,6 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from specter_core.assembly import LoadedModel
 from specter_core.device_runtime import CudaRuntime, compact_allocator
 from specter_core.draft.draft_store import DraftExperts
 from specter_core.draft.int4 import GROUP, Int4Matrix
@@ -27,6 +26,7 @@ from specter_core.model.norm import load_norm
 from specter_core.model.ops_cuda import CudaOps
 from specter_core.nested.expert import ExpertCodes, encode_experts, sanitised_codes
 from specter_core.nested.layout import NestedLayout
+from specter_core.opening import LoadedModel
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v2_lite": {

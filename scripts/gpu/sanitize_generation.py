@@ -10,7 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from specter_core.assembly import build_engine, open_model
+from specter_core.assembly import build_engine
+from specter_core.opening import open_model
 from specter_core.options import EngineOptions
 from specter_core.types import Request
 
