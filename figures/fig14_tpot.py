@@ -50,7 +50,7 @@ def _draw(rows: pd.DataFrame) -> Figure:
         handles,
         names,
         loc="outside upper center",
-        ncols=min(4, len(names)) if len(names) > 5 else len(names),
+        ncols=style.legend_columns(names, style.TEXT_WIDTH_IN, 4 if len(names) > 5 else len(names)),
         frameon=False,
         handlelength=1.2,
         handleheight=0.8,
@@ -87,7 +87,7 @@ def _panel(axis: Axes, panel: pd.DataFrame, systems: list[style.SystemStyle], la
                 place, lift = value + error, 1
                 if stated is not None and abs(stated - place) < 0.15 * top:  # above the diamond, not across it
                     place, lift = max(place, stated), 4
-                _note(axis, x, place, shown(value), "black", "bottom", 90 * (len(systems) > 6), lift)
+                _note(axis, x, place, shown(value), "black", "bottom", 90 * (len(systems) > 5), lift)
         if not np.isfinite(own).any():
             _note(axis, at[-1], 0, "n/a", system.colour, "bottom", rotation=90)
     axis.set_xlim(-0.5, len(labels) - 0.5)

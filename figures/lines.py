@@ -103,5 +103,5 @@ def legend(fig: Figure, axes: Sequence[Axes], most: int = 4) -> None:
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
     handles = dict(sorted(handles.items(), key=lambda item: item[0].startswith("paper")))  # the paper last
-    columns = max(1, min(most, len(handles), round(fig.get_figwidth() / 1.5)))
+    columns = style.legend_columns(list(handles), fig.get_figwidth(), most)
     fig.legend(handles.values(), handles.keys(), loc="outside upper center", ncols=columns, frameon=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -94,6 +95,13 @@ def _remarks(rows: pd.DataFrame, system: str) -> list[str]:
 def shown(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of the systems that belong in a figure."""
     return rows[rows["system_figure"].fillna(True).astype(bool)] if "system_figure" in rows else rows
+
+
+def legend_columns(names: Sequence[str], width_in: float, most: int = 4) -> int:
+    """How many columns of a legend in its usual size fit: the widest column counts for all (0.06 in per letter, half an
+    inch for its mark)."""
+    widest = max((len(name) for name in names), default=1) * 0.06 + 0.5
+    return max(1, min(most, len(names), int(width_in / widest)))
 
 
 def model_label(model: str) -> str:

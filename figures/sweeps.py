@@ -12,6 +12,7 @@ from figures.style import MEMORIES, shown
 MAIN = "specter"
 SPECULATIVE = (MAIN, MAIN + SUFFIX)
 BUDGETS = 3  # memory settings that make a sweep over budgets; the main run has two
+BESIDE_BUDGETS = ["model", "link", "device", "B", "prefix_len"]
 VARIANTS = 3  # variants of Specter that make an ablation; a main run may hold two
 
 
@@ -45,15 +46,14 @@ def prefix(rows: pd.DataFrame) -> pd.DataFrame:
 
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
     """Systems at three or more budgets, everything else equal."""
-    return budgets(rows, BUDGETS)
-
-
-def budgets(rows: pd.DataFrame, least: int = 2) -> pd.DataFrame:
-    """Systems at `least` budgets or more, Specter at the best depth of each; where a setting is given in slots, its
-    bytes grow with the KV, so with B, with the prefix and with K."""
     rows = best_depth(main_variant(measured(rows)))
-    fixed = ["system", "model", "weights", "link", "device", "B", "prefix_len", "new_tokens"]
-    return _varying(rows, "budget_bytes", least, fixed)
+    return _varying(rows, "budget_bytes", BUDGETS, ["system", "weights", *BESIDE_BUDGETS, "new_tokens"])
+
+
+def budgets(rows: pd.DataFrame) -> pd.DataFrame:
+    """Models of which any system was measured at two budgets or more, Specter at the best depth of each; where a
+    setting is given in slots, its bytes grow with the KV, so with B, with the prefix and with K."""
+    return _varying(best_depth(main_variant(measured(rows))), "budget_bytes", 2, BESIDE_BUDGETS)
 
 
 def ablation(rows: pd.DataFrame) -> pd.DataFrame:
