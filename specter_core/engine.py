@@ -112,7 +112,7 @@ class SpecterEngine:
         return GenerationRun(self.state.results(), windows)
 
     def reset_cache(self) -> None:
-        """Empties every slot, so that the next request starts cold."""
+        """Empties every slot and forgets what was routed, so that the next request starts cold."""
         self.experts.reset()
 
     def install_hook(self, hook: LayerHook) -> None:

@@ -159,6 +159,17 @@ def test_finished_rows_route_nothing_and_move_nothing(model: LoadedModel) -> Non
     assert beside.results[1].tokens == alone.results[0].tokens
 
 
+def test_after_a_reset_nothing_is_left_of_what_was_routed(model: LoadedModel) -> None:
+    with build_engine(model, replace(BASE, depth=4), slots_per_layer=3) as engine:
+        assert engine.experts.history is not None
+        fresh = engine.experts.history.rate.copy()
+        engine.generate([REQUESTS[0]])
+        assert (engine.experts.history.rate != fresh).any()
+        engine.reset_cache()
+        assert (engine.experts.history.rate == fresh).all()
+        assert not engine.experts.cache.present()
+
+
 def test_sampled_tokens_do_not_depend_on_the_batch(model: LoadedModel) -> None:
     hot = [replace(r, temperature=0.8, top_p=0.9, seed=5) for r in REQUESTS]
     with build_engine(model, replace(BASE, depth=3), slots_per_layer=3) as engine:

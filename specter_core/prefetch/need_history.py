@@ -19,8 +19,13 @@ class NeedHistory:
 
     def __init__(self, layers: int, experts: int, top_k: int, decay_per_token: float = DECAY_PER_TOKEN) -> None:
         assert 0 < top_k <= experts and 0 < decay_per_token < 1, (top_k, experts, decay_per_token)
-        self.rate: NDArray[np.float64] = np.full((layers, experts), top_k / experts)
+        self.rate: NDArray[np.float64] = np.empty((layers, experts))
         self._top_k, self._decay = top_k, decay_per_token
+        self.forget()
+
+    def forget(self) -> None:
+        """Back to the start: no token has been seen."""
+        self.rate.fill(self._top_k / self.rate.shape[1])
 
     def observe(self, layer: int, counts: Mapping[int, int]) -> None:
         """The target's router of `layer` has spoken. counts: rows routed to each needed expert."""

@@ -120,9 +120,11 @@ class ExpertPass:
         return {ExpertKey(j, e) for (j, _), own in zip(self.routes, ids, strict=True) for e in set(own) if e >= 0}
 
     def reset(self) -> None:
-        """Empties the cache; what is under way arrives first."""
+        """Empties the cache and forgets past routing; what is under way arrives first."""
         self.loader.drain()
         self.cache.clear()
+        if self.history:
+            self.history.forget()
 
     def _execute(
         self,
