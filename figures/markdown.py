@@ -21,7 +21,7 @@ MARK = re.compile(r"(<!-- table: (?P<name>[a-z]+) -->\n).*?(<!-- end -->)", re.D
 
 def comparison(found: results.Results) -> str:
     """Per setting: mean TPOT in ms of each system by model and memory setting, its standard error, and the TPOT over
-    Specter's. Empty string without main rows."""
+    Specter's on the datasets of both. Empty string without main rows."""
     rows = redraw.gather(found, "main")
     if rows.empty:
         return ""
@@ -55,6 +55,11 @@ def _comparison(rows: pd.DataFrame) -> str:
         for memory in style.memories(rows)
         if ((rows["model"] == model) & (rows["memory"] == memory)).any()
     ]
+    every = (
+        stats.means(rows, ["system", "model", "memory"])
+        .set_index(["system", "model", "memory", "label"])["mean"]
+        .sort_index()
+    )
     table = stats.average(rows, ["system", "model", "memory"]).set_index(["system", "model", "memory"])
     best = table.groupby(["model", "memory"])["mean"].min()
     body = []
@@ -70,10 +75,16 @@ def _comparison(rows: pd.DataFrame) -> str:
             text = f"**{text}**" if value["mean"] == best[cell] else text
             own = (sweeps.MAIN, *cell)
             other = system.system != sweeps.MAIN and own in table.index
-            line.append(text + (f" ({value['mean'] / table.loc[own, 'mean']:.2f}x)" if other else ""))
+            line.append(text + (f" ({_multiple(every[key], every[own]):.2f}x)" if other else ""))
         body.append(line)
     head = ["TPOT, ms", *(f"{style.model_label(model)}, {memory}" for model, memory in cells)]
     return f"{grid(head, body)}\n{style.caption(rows)}.\n"
+
+
+def _multiple(system: pd.Series, own: pd.Series) -> float:
+    """TPOT over Specter's on the datasets that both were measured on. system, own: label -> ms, AVG left out."""
+    both = pd.DataFrame({"system": system, "own": own}).drop(index="AVG").dropna().mean()
+    return float(both["system"] / both["own"])
 
 
 def batch(found: results.Results) -> str:

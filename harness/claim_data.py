@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,7 @@ class Evidence:
         """Names of an expression."""
         own: list[Callable[..., Any]] = [
             self.tpot,
+            self.speedup,
             self.throughput,
             self.acceptance,
             self.by_label,
@@ -79,6 +81,18 @@ class Evidence:
     def tpot(self, system: str, model: str, memory: str = "high", B: int | None = None) -> float:
         """Average TPOT in ms: the mean of the datasets' means."""
         return mean(self._means("tpot_ms", system=system, model=model, memory=memory, B=B).values())
+
+    def speedup(
+        self, system: str, model: str, memory: str = "high", B: int | None = None, label: str | None = None
+    ) -> float:
+        """Average TPOT of a system over Specter's, on the datasets (or the one named) that both were measured on."""
+        other, own = (self._means("tpot_ms", system=s, model=model, memory=memory, B=B) for s in (system, SPECTER))
+        if absent := [x for x in other if x not in own]:
+            self.notes[f"specter not measured on {', '.join(absent)}"] = None
+        common = [x for x in own if x in other and label in (None, x)]
+        if not common:
+            raise Missing(f"no dataset with both {system} and Specter on {model}, {memory} memory")
+        return mean(other[x] for x in common) / mean(own[x] for x in common)
 
     def throughput(self, system: str, model: str, memory: str = "high", B: int | None = None) -> float:
         return mean(self._means("throughput", system=system, model=model, memory=memory, B=B).values())
@@ -208,17 +222,15 @@ class Evidence:
         return float(rows["exact_match"].astype(str).str.lower().eq("true").mean())
 
     def _lead(self, model: str, memory: str, label: str | None) -> float:
-        times = {}
-        for system in (SPECTER, *BASELINES):
-            if self._has(system, model, memory):
-                found = self._means("tpot_ms", system=system, model=model, memory=memory)
-                if label is None or label in found:
-                    times[system] = mean(found.values()) if label is None else found[label]
-        own = times.pop(SPECTER, None)
-        if own is None or not times:
+        leads = {}
+        for system in BASELINES:
+            if self._has(SPECTER, model, memory) and self._has(system, model, memory):
+                with suppress(Missing):
+                    leads[system] = self.speedup(system, model, memory, label=label)
+        if not leads:
             raise Missing(f"no TPOT of Specter and a baseline on {model}, {memory} memory")
-        self._note_missing("baselines", BASELINES, list(times))
-        return min(times.values()) / own
+        self._note_missing("baselines", BASELINES, list(leads))
+        return min(leads.values())
 
     def _compared(self, model: str, memory: str) -> bool:
         return self._has(SPECTER, model, memory) and any(self._has(x, model, memory) for x in BASELINES)

@@ -52,7 +52,7 @@ class Data:
         if rows.empty or claim.data != "main":
             return ""
         reasons: dict[str, None] = {}
-        for system, model in re.findall(r'tpot\("(\w+)", "(\w+)"', claim.value):
+        for system, model in re.findall(r'(?:tpot|speedup)\("(\w+)", "(\w+)"', claim.value):
             own = rows[(rows["system"] == system) & (rows["model"] == model) & (rows["B"] == 1)]
             if not (own["status"] == "ok").any():
                 reasons |= dict.fromkeys(f"{system}: {reason}" for reason in own["reason"].dropna().unique()[:1])

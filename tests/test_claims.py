@@ -203,6 +203,17 @@ def test_a_baseline_with_fewer_datasets_or_tokens_bars_confirmation_and_is_named
     assert "transformers not measured on" in finding.reason and "with 6 of 128 new tokens" in finding.reason
 
 
+def test_a_speedup_is_taken_on_the_datasets_that_both_were_measured_on(found):
+    other = copy.deepcopy(found)
+    rows = other.records["main"]
+    rows = rows[(rows["system"] != "specter") | (rows["label"] != "C4")]
+    slow = (rows["system"] == "specmoeoff") & (rows["label"] == "C4")
+    other.records["main"] = rows.assign(tpot_ms=rows["tpot_ms"] * (1 + 9 * slow))
+    finding = claims.evaluate([ALL["speedup_max"]], other, draws=0)[0]
+    assert finding.value == pytest.approx(1.88, rel=0.02)
+    assert finding.verdict is Verdict.TREND and "specter not measured on C4" in finding.reason
+
+
 def test_the_strongest_setting_counts_and_the_others_are_listed(found):
     other = copy.deepcopy(found)
     weaker = other.records["main"].assign(link="pcie4", config_hash=lambda r: r["config_hash"] + "-pcie4")
