@@ -23,6 +23,7 @@ class How(Enum):
     PLAN = "plan"
     FLAGS = "flags"
     MODULE = "module"  # the module exists; it needs a CUDA device
+    SCRIPT = "script"  # the script is there and its syntax holds; it needs a CUDA device
     ELSEWHERE = "elsewhere"  # another test file runs it, named in the table
 
 
@@ -38,6 +39,8 @@ COMMANDS: dict[str, tuple[How, str]] = {
     "python -m specter_core generate": (How.RUN, ""),
     "python scripts/": (How.FLAGS, ""),
     "python -m scripts.gpu.": (How.MODULE, "needs a CUDA device"),
+    "python -m harness.closing": (How.ELSEWHERE, "test_comparison_script.py"),
+    "sh scripts/gpu/": (How.SCRIPT, "needs a CUDA device and compute-sanitizer"),
     "python initialization/": (How.FLAGS, ""),
 }
 
@@ -87,6 +90,8 @@ def test_readme_command(command: str, tmp_path: Path) -> None:
     if how is How.MODULE:
         assert (ROOT / (words[2].replace(".", "/") + ".py")).is_file(), words[2]
         return
+    if how is How.SCRIPT:
+        words = [words[0], "-n", words[1]]
     if how is How.DRY:
         words = [words[0], "-n", *words[1:]]
     if how is How.PLAN:
