@@ -43,7 +43,8 @@ def _absent(every: pd.DataFrame, rows: pd.DataFrame) -> str:
     lines = []
     for (system, status, reason), block in bad.fillna({"reason": ""}).groupby(["system", "status", "reason"]):
         places = [f"{style.model_label(r.model)} {r.memory} {r.link}" for r in block.itertuples()]
-        lines.append(f"- {looks.get(system, system)}: {status}: {reason} ({'; '.join(places)})")
+        why = reason.removeprefix("not measured").lstrip(":, ") if status == "not_run" else f"{status}: {reason}"
+        lines.append(f"- {looks.get(system, system)} ({'; '.join(places)}): {why}")
     return "Not measured:\n\n" + "\n".join(lines) if lines else ""
 
 

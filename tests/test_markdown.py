@@ -39,7 +39,7 @@ def test_every_system_has_its_mean_and_its_multiple_of_specter(found):
 def test_the_setting_and_what_failed_stand_below(found):
     text = markdown.comparison(found)
     assert "weights official; link native; device cuda." in text
-    assert "- MO-SC: oom: 9 GB of 8 (Phi-3.5-MoE high native)" in text
+    assert "- MO-SC (Phi-3.5-MoE high native): oom: 9 GB of 8" in text
 
 
 def test_nothing_is_listed_where_nothing_failed(tmp_path):

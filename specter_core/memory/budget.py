@@ -9,7 +9,7 @@ from specter_core.errors import UserError
 
 CONTEXT_BYTES = 1_200_000_000
 """CUDA context, kernel modules, captured graphs. Measured: 0.7 to 0.85 GB without graphs, 1.05 GB with a target's."""
-DEFAULT_STAGING_SLOTS = 2
+DEFAULT_STAGING_SLOTS = 4
 
 
 @dataclass(frozen=True, slots=True)
