@@ -72,7 +72,7 @@ class WindowStats:
     """Counters of one window (or of one plain decoding step, K = 0). Lists are per MoE layer [L].
 
     accesses counts (token, expert) pairs of the target's routing; hit/late/miss count distinct experts at the moment
-    the layer's router has spoken. coverage_ceiling[l] = min(1, M_l / distinct[l]).
+    the layer's router has spoken. coverage_ceiling[l] = min(1, (M_l + staging) / distinct[l]).
 
     Of prefetch_planned loads prefetch_planned_used served a committed token (precision); prefetch_issued went onto
     the link as prefetches, prefetch_used of these served a committed token. Of the `absent` needed experts that were

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 import kernel_runs
+import kernel_runs_blocks
 import kernel_runs_int4
 import pytest
 
@@ -37,7 +38,8 @@ def test_every_launched_kernel_compiles_for_sm90() -> None:
     rest = {kernel for kernel, _, _ in kernel_runs.run("compile_rest", "all")["all"]}
     passes = kernel_runs.run("compile", "deepseek_v2_lite", "phi3.5_moe")
     decode = {kernel for found in passes.values() for kernel, _, _ in found}
-    draft = {row[0] for rows in kernel_runs_int4.run("compile").values() for row in rows}
+    runs = (kernel_runs_int4.run("compile"), kernel_runs_blocks.run("compile"))
+    draft = {row[0] for run in runs for rows in run.values() for row in rows}
     wanted = launched()
     assert len(wanted) > 20
     assert wanted - (rest | decode | draft) == set()

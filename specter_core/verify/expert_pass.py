@@ -162,7 +162,7 @@ class ExpertPass:
         """Hit, late or miss at the moment the router has spoken. known: experts that are certainly resident."""
         waiting = set(late)
         hits = [e for e in counts if e in known or (e not in waiting and self._resident(ExpertKey(layer, e)))]
-        slots = len(self.cache.layer_slots(layer))
+        slots = len(self.cache.layer_slots(layer)) + len(self.cache.staging_slots)
         stats.distinct.append(len(counts))
         stats.hits.append(len(hits))
         stats.late.append(len(waiting))
