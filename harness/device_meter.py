@@ -58,11 +58,6 @@ class DeviceMeter:
         self._thread.start()
         return self
 
-    @property
-    def base_bytes(self) -> int:
-        """In use before the worker."""
-        return self._base
-
     def lap(self) -> Lap:
         """What happened since the last lap, or since `open`; the next one begins now."""
         if self._thread is None:

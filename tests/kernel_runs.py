@@ -7,29 +7,20 @@ the last line.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import kernel_process
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(mode: str, *groups: str) -> dict[str, Any]:
     """{group: [[check, value, limit], …]} or {group: [[kernel, shared bytes, uses the matrix unit], …]}."""
-    paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": paths}
-    env.pop("TRITON_INTERPRET", None)
-    if not mode.startswith("compile"):
-        env["TRITON_INTERPRET"] = "1"
-    command = [sys.executable, __file__, mode, *groups]
-    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return kernel_process.run(__file__, mode, *groups)
 
 
 def interpreted(group: str) -> Iterator[Any]:

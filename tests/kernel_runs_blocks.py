@@ -6,27 +6,18 @@ python tests/kernel_runs_blocks.py interpret | compile: one JSON object on the l
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+import kernel_process
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(mode: str) -> dict[str, Any]:
     """What `interpreted` or `compiled` found."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    env.pop("TRITON_INTERPRET", None)
-    if mode == "interpret":
-        env["TRITON_INTERPRET"] = "1"
-    done = subprocess.run(
-        [sys.executable, __file__, mode], capture_output=True, text=True, env=env, cwd=ROOT, check=False
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return kernel_process.run(__file__, mode)
 
 
 def interpreted() -> dict[str, Any]:

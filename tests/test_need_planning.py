@@ -9,6 +9,7 @@ import torch
 from control_plane import ManualLink
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planner_worlds import EXPERTS, loaded_world, random_counters
 
 from specter_core.memory.expert_cache import ExpertCache, SlotState
 from specter_core.memory.expert_loader import ExpertLoader
@@ -19,7 +20,7 @@ from specter_core.prefetch.planner import Phase, PrefetchPlan, Timings
 from specter_core.prefetch.prefetcher import Prefetcher
 from specter_core.types import ExpertKey
 
-EXPERTS, TOP_K = 9, 2
+TOP_K = 2
 
 
 def history_of(layers: int, seed: int) -> NeedHistory:
@@ -28,33 +29,6 @@ def history_of(layers: int, seed: int) -> NeedHistory:
         for layer in range(layers):
             history.observe(layer, {e: rng.randint(1, 9) for e in sorted(rng.sample(range(EXPERTS), 4))})
     return history
-
-
-def loaded_world(slots_per_layer: list[int], staging: int, seed: int) -> tuple[ExpertLoader, ManualLink]:
-    """A cache with empty, resident, protected, issued and queued slots."""
-    rng = random.Random(seed)
-    cache, link = ExpertCache(slots_per_layer, staging), ManualLink(1024)
-    loader = ExpertLoader(cache, link)
-    for layer, slots in enumerate(slots_per_layer):
-        for slot, expert in zip(cache.layer_slots(layer), rng.sample(range(EXPERTS), slots), strict=True):
-            if rng.random() < 0.8:
-                loader.load(ExpertKey(layer, expert), slot, Priority.DEMAND)
-    loader.drain()
-    for layer in range(len(slots_per_layer)):
-        for slot in cache.layer_slots(layer):
-            absent = [e for e in range(EXPERTS) if cache.lookup(ExpertKey(layer, e)) is None]
-            if absent and rng.random() < 0.4:
-                loader.load(ExpertKey(layer, rng.choice(absent)), slot, Priority.PREFETCH)
-            elif cache.key(slot) is not None and rng.random() < 0.15:
-                cache.protect(slot)
-    for _ in range(rng.randrange(4)):
-        link.step()
-    return loader, link
-
-
-def random_counters(layers: int, seed: int) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(-3, 4, (layers, EXPERTS), generator=generator).clamp(min=0).to(torch.int32)
 
 
 def plan_of(planner: NeedPlanner, loader: ExpertLoader, counters: torch.Tensor, drafted: int = 4) -> PrefetchPlan:

@@ -36,7 +36,7 @@ from specter_core.draft.kernels.block_configs import block_path_config
 from specter_core.draft.kernels.block_down import down_blocks
 from specter_core.draft.kernels.block_gate_up import gate_up_blocks
 from specter_core.draft.kernels.blocks import repack_to_blocks
-from specter_core.draft.kernels.path import MAX_TOKENS
+from specter_core.draft.kernels.two_launches import MAX_TOKENS
 
 DENSE = ((73728, 18432), (18432, 18432), (8192, 8192), (4096, 4096))  # inputs x outputs
 EXPERT = ((2048, 1408), (4096, 6400))
