@@ -32,5 +32,4 @@ def shared_store(model: ModelSpec, threads: int | None) -> Iterator[ModelSpec]:
     try:
         yield replace(model, store=store.handle)
     finally:
-        store.close()
-        store.unlink()
+        store.discard()

@@ -68,8 +68,7 @@ def store_in_memory(model: ModelSpec, device: str) -> Iterator[ModelSpec]:
             _, said = filling.communicate(pickle.dumps(store.handle), timeout=FILL_TIMEOUT_S)
         except BaseException:
             filling.kill()
-            store.close()
-            store.unlink()
+            store.discard()
             raise
     try:
         if filling.returncode:
@@ -79,8 +78,7 @@ def store_in_memory(model: ModelSpec, device: str) -> Iterator[ModelSpec]:
         print(f"{model.name}: {store.handle.bytes / 1e9:.1f} GB host store {took}", file=sys.stderr, flush=True)
         yield replace(model, store=store.handle)
     finally:
-        store.close()
-        store.unlink()
+        store.discard()
 
 
 def fill(name: str, device: str) -> None:

@@ -45,9 +45,7 @@ class LoadedModel:
         """Unmaps the store, and removes it when this process made it."""
         if self.runtime:
             self.runtime.close()
-        self.store.close()
-        if self.store.owner:
-            self.store.unlink()
+        self.store.discard()
 
     def __enter__(self) -> LoadedModel:
         return self
@@ -124,9 +122,7 @@ def _nested(plain: HostExpertStore, draft: DraftExperts, device: str) -> HostExp
     try:
         store, report = nested_store(plain, draft, device=device)
     finally:
-        plain.close()
-        if plain.owner:
-            plain.unlink()
+        plain.discard()
     logging.getLogger(__name__).info("%s", report)
     return store
 
@@ -147,11 +143,6 @@ def fill_host_store(
         if pin_limit:
             pin_limit.check(len(config.moe_layers) * config.num_experts * layout.entry_bytes)
         store = HostExpertStore.create(len(config.moe_layers), config.num_experts, layout, numa_node=numa_node)
-        try:
+        with store.filling():
             fill_store(checkpoint, config, store, threads=threads, progress=progress)
-        except BaseException:
-            store.close()
-            store.unlink()
-            raise
-    store.mark_ready()
     return store

@@ -161,3 +161,16 @@ def test_a_file_system_that_fills_up_leaves_nothing_behind(tmp_path, monkeypatch
     with pytest.raises(UserError, match="No space left"):
         HostExpertStore.create(1, 1, LAYOUT, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_store_is_ready_when_it_was_filled_and_gone_when_that_failed(tmp_path):
+    with pytest.raises(ZeroDivisionError), HostExpertStore.create(1, 1, LAYOUT, str(tmp_path)).filling():
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    store = HostExpertStore.create(1, 1, LAYOUT, str(tmp_path))
+    assert not store.ready
+    with store.filling():
+        pass
+    assert store.ready
+    store.discard()
+    assert list(tmp_path.iterdir()) == []

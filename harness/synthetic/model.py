@@ -82,9 +82,7 @@ def open_synthetic(
     except BaseException:
         if runtime:
             runtime.close()
-        store.close()
-        if store.owner:
-            store.unlink()
+        store.discard()
         raise
     return model
 

@@ -43,7 +43,5 @@ def nest(model: LoadedModel, spec: SyntheticSpec, target: torch.device, *, noise
         runtime.close()
         runtime.register(model.store.segment)
         torch.cuda.empty_cache()
-    plain.close()
-    if plain.owner:
-        plain.unlink()
+    plain.discard()
     print(report, file=sys.stderr, flush=True)

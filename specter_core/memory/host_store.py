@@ -18,6 +18,8 @@ import struct
 import tempfile
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,6 +165,22 @@ class HostExpertStore:
         assert self.owner, "only the owner fills a store"
         fields = (_MAGIC, _VERSION, 1, self.layers, self.experts, self.layout.entry_bytes)
         os.pwrite(self._fd, _HEADER.pack(*fields), 0)
+
+    @contextmanager
+    def filling(self) -> Iterator[None]:
+        """Inside, the owner writes every entry: ready afterwards, gone when that fails."""
+        try:
+            yield
+        except BaseException:
+            self.discard()
+            raise
+        self.mark_ready()
+
+    def discard(self) -> None:
+        """Unmap; the owner also removes the segment. Idempotent."""
+        self.close()
+        if self.owner:
+            self.unlink()
 
     def close(self) -> None:
         """Unmap, once no view of an entry is left. Idempotent; the segment itself stays until

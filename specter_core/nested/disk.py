@@ -76,17 +76,12 @@ def load_nested(
         return None
     layout = PayloadLayout(card["hidden"], card["width"], torch.bfloat16, "nested", card["payload_bytes"])
     store = HostExpertStore.create(card["layers"], card["experts"], layout, directory)
-    try:
+    with store.filling():
         _read(folder / EXPERTS, store)
         _check(folder, store)
         codes = load_file(folder / CODES)
         draft.gate_up.codes.copy_(codes["gate_up"])
         draft.down.codes.copy_(codes["down"])
-    except BaseException:
-        store.close()
-        store.unlink()
-        raise
-    store.mark_ready()
     return store
 
 

@@ -123,7 +123,7 @@ def write_nested(
     entries = PayloadLayout(layout.hidden, layout.width, torch.bfloat16, "nested", size)
     nested = HostExpertStore.create(plain.layers, plain.experts, entries, directory)
     whole = nested.segment.view(nested.layers, nested.experts, entries.entry_bytes)
-    try:
+    with nested.filling():
         if register is not None:
             register(nested.segment)
         for layer in range(plain.layers):
@@ -138,11 +138,6 @@ def write_nested(
                     nested.layout.seal(nested.entry(key), key, checksum=checksum)
             if progress is not None:
                 progress(layer + 1, plain.layers)
-    except BaseException:
-        nested.close()
-        nested.unlink()
-        raise
-    nested.mark_ready()
     return nested
 
 
