@@ -21,8 +21,11 @@ from harness.link_probe import measured_gb_per_s
 def git_commit(root: Path = ROOT) -> str:
     """Short commit, "-dirty" appended when tracked files differ from it; "unknown" outside a checkout.
 
-    The release's source has no repository around it: its SOURCE_COMMIT names the commit that it was made from.
+    SPECTER_COMMIT states it where the source came without its history. The release's source has no repository around
+    it: its SOURCE_COMMIT names the commit that it was made from.
     """
+    if stated := os.environ.get("SPECTER_COMMIT"):
+        return stated
     released = root / "SOURCE_COMMIT"
     if released.is_file():
         return released.read_text(encoding="utf-8").strip()[:12]

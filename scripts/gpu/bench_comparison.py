@@ -27,8 +27,9 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
+from harness.environment import git_commit
 from scripts.gpu.bench_decode_kernels import L2_BYTES, ceiling_tb_per_s, event_us
-from scripts.gpu.bench_kernel import ROOT, git_commit, rotation, write_csv
+from scripts.gpu.bench_kernel import ROOT, rotation, write_csv
 from scripts.gpu.int4_checks import SHAPES, Case, Inputs, make_inputs, reference
 from scripts.gpu.marlin import Aligned, DenseMarlin, MarlinMissing, MoeMarlin, align, marlin_layout
 from specter_core.draft.int4 import Int4Matrix, dequantize, matrix_bytes

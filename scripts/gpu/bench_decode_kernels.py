@@ -1,8 +1,9 @@
-"""Time the decode kernels on CUDA: python -m scripts.gpu.bench_decode_kernels [--models a,b] [--sweep]
+"""Time the decode kernels on CUDA: python -m scripts.gpu.bench_decode_kernels [--models a,b] [--sweep] [--only PATTERN]
 
 Prints the HBM ceiling first (measured here), then per kernel the time under CUDA graphs with weights rotated beyond the
 L2, the floor (its bytes over the ceiling) and their ratio; the last line is one JSON object. Writes decode_kernels.csv
-to $OUT (or outputs/). A case that fails is a row that says why. --sweep times candidate tiles of the linear layers.
+and verification_aims.csv to $OUT (or outputs/). A case that fails is a row that says why. --sweep times candidate tiles
+of the linear layers; --only "grouped experts *" what the aim on the MoE part of a verification needs.
 """
 
 from __future__ import annotations
@@ -12,24 +13,30 @@ import csv
 import json
 import multiprocessing
 import os
+import re
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from harness import aim
+from harness.environment import git_commit
+
+ROOT = Path(__file__).resolve().parents[2]
 L2_BYTES = 200_000_000
 MIN_LAUNCHES = 48
 FIELDS = ("model", "kernel", "rows", "us", "floor_us", "ratio", "tb_per_s", "bytes", "note")
+VERIFIED_ROWS = 17
+AIM_RATIO = 1.5
 
 
 def ceiling_tb_per_s() -> dict[str, float]:
@@ -72,7 +79,12 @@ def time_case(case: Any) -> float:
     return event_us(graph.replay, 15) / (rounds * len(launches))
 
 
-def cases(name: str, sweep: bool, device: str) -> Iterator[Any]:
+def cases(name: str, sweep: bool, device: str, only: str = "*") -> Iterator[Any]:
+    """only: a pattern of the case's name."""
+    return (case for case in _cases(name, sweep, device) if fnmatch(case.name, only))
+
+
+def _cases(name: str, sweep: bool, device: str) -> Iterator[Any]:
     from scripts.gpu.decode_cases import SHAPES, Maker, model_cases, sweep_cases
 
     shape = next(s for s in SHAPES if s.name == name)
@@ -87,12 +99,12 @@ def cases(name: str, sweep: bool, device: str) -> Iterator[Any]:
         yield from step_cases(shape, make)
 
 
-def compile_case(name: str, sweep: bool, index: int, workers: int) -> None:
+def compile_case(name: str, sweep: bool, only: str, index: int, workers: int) -> None:
     """Fill Triton's cache on the disk with every workers-th case; needs no GPU."""
     from scripts.gpu.offline_sm90 import compile_only
 
     with compile_only():
-        for number, case in enumerate(cases(name, sweep, "meta")):
+        for number, case in enumerate(cases(name, sweep, "meta", only)):
             if number % workers == index:
                 try:
                     for launch in case.build(1):
@@ -101,9 +113,9 @@ def compile_case(name: str, sweep: bool, index: int, workers: int) -> None:
                     print(f"compile {case.name}: {problem}", file=sys.stderr)
 
 
-def child(name: str, sweep: bool, start: int) -> None:
+def child(name: str, sweep: bool, only: str, start: int) -> None:
     """One JSON line per case from `start` on; a CUDA error ends the process after its line."""
-    for number, case in enumerate(cases(name, sweep, "cuda")):
+    for number, case in enumerate(cases(name, sweep, "cuda", only)):
         if number < start:
             continue
         row: dict[str, Any] = {"number": number, "kernel": case.name, "rows": case.rows, "bytes": case.bytes}
@@ -117,7 +129,7 @@ def child(name: str, sweep: bool, start: int) -> None:
         if broken:
             os._exit(3)
         torch.cuda.empty_cache()
-    if not sweep:
+    if not sweep and only == "*":
         profile(name)
 
 
@@ -149,11 +161,25 @@ def profile(name: str) -> None:
             print(json.dumps(row | {"us": float(event.device_time_total)}), flush=True)
 
 
-def measure(name: str, sweep: bool) -> Iterator[dict[str, Any]]:
+def aims(rows: Sequence[dict[str, Any]], commit: str) -> list[aim.Aim]:
+    """The MoE part of a verification with every expert resident, as a multiple of reading its experts once."""
+    return [
+        aim.Aim(
+            f"MoE part of a {VERIFIED_ROWS}-token verification at full residency over reading its experts once, "
+            f"{row['model']}",
+            row["ratio"], "ratio", f"<= {AIM_RATIO}", commit, f"{row['kernel']}: {row['us']:.1f} µs",
+        )
+        for row in rows
+        if row["rows"] == VERIFIED_ROWS and re.fullmatch(r"grouped experts \d+ of \d+", row["kernel"]) and "us" in row
+    ]  # fmt: skip
+
+
+def measure(name: str, sweep: bool, only: str = "*") -> Iterator[dict[str, Any]]:
     """Rows of one model; its child process is started again behind a case that broke it."""
     start, tries = 0, 0
     while tries < 8:
         command = [sys.executable, __file__, "--child", name, "--start", str(start), *(["--sweep"] if sweep else [])]
+        command += ["--only", only]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert process.stdout is not None
         for line in process.stdout:
@@ -176,6 +202,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="deepseek_v2_lite,qwen1.5_moe,phi3.5_moe")
     parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="of the kernels' names")
     parser.add_argument("--child", default="")
     parser.add_argument("--start", type=int, default=0)
     options = parser.parse_args()
@@ -183,14 +210,15 @@ def main() -> int:
         print("no CUDA device here; run this on a machine that has one", file=sys.stderr)
         return 2
     if options.child:
-        child(options.child, options.sweep, options.start)
+        child(options.child, options.sweep, options.only, options.start)
         return 0
     begin = time.perf_counter()
     models = options.models.split(",")
     workers = max(1, (os.cpu_count() or 2) // len(models))
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers * len(models), mp_context=context) as pool:
-        for future in [pool.submit(compile_case, m, options.sweep, i, workers) for m in models for i in range(workers)]:
+        jobs = [(m, options.sweep, options.only, i, workers) for m in models for i in range(workers)]
+        for future in [pool.submit(compile_case, *job) for job in jobs]:
             if future.exception() is not None:
                 print(f"compile worker: {future.exception()}", file=sys.stderr)
     compiled_s = time.perf_counter() - begin
@@ -203,7 +231,7 @@ def main() -> int:
     print(f"{'model':17s} {'kernel':38s} {'rows':>4s} {'µs':>8s} {'floor':>7s} {'ratio':>6s} {'TB/s':>5s}")
     rows: list[dict[str, Any]] = []
     for model in models:
-        for row in measure(model, options.sweep):
+        for row in measure(model, options.sweep, options.only):
             row["model"] = model
             if "us" in row:
                 row["floor_us"] = row["bytes"] / ceiling / 1e6
@@ -216,11 +244,12 @@ def main() -> int:
             rows.append(row)
     out = Path(os.environ.get("OUT") or ROOT / "outputs")
     out.mkdir(parents=True, exist_ok=True)
-    name = "decode_tiles.csv" if options.sweep else "decode_kernels.csv"
+    name = "decode_tiles.csv" if options.sweep else "decode_kernels.csv" if options.only == "*" else "decode_chosen.csv"
     with (out / name).open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, FIELDS, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(rows)
+    aim.write(out / "verification_aims.csv", aims(rows, git_commit()))
     failed = [r["kernel"] for r in rows if "us" not in r]
     compact = [[r["model"], r["kernel"], r["rows"], round(r["us"], 2), round(r["ratio"], 2)] for r in rows if "us" in r]
     summary = {

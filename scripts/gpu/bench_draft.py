@@ -1,7 +1,8 @@
 """Time a draft step on CUDA with full-size random weights: python -m scripts.gpu.bench_draft [--models a,b]
 
 Prints the floor first (bytes a step reads over the HBM ceiling measured here), then one row per model; the last line is
-one JSON object. Writes draft.csv to $OUT (or outputs/). bench_window measures the same on a model it has loaded.
+one JSON object. Writes draft.csv and draft_aims.csv to $OUT (or outputs/). bench_window measures the same on a model
+that it has loaded.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import os
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from harness import aim
+from harness.environment import git_commit
 from specter_core.assembly import build_engine
 from specter_core.draft.draft_graph import GraphDraftPass
 from specter_core.opening import LoadedModel
@@ -28,6 +32,8 @@ from specter_core.types import Request
 ROOT = Path(__file__).resolve().parents[2]
 FIELDS = ("model", "batch", "context", "ms_per_token", "floor_ms", "read_gb", "ceiling_tb_per_s")
 STEPS = 16
+AIM_MS = 2.0
+"""Per token, DeepSeek-V2-Lite, B = 1."""
 
 
 def hbm_ceiling_tb_per_s() -> float:
@@ -103,6 +109,22 @@ def measure(name: str, model: LoadedModel, ceiling: float, batch: int = 1) -> di
     return row
 
 
+def aims(rows: Sequence[dict[str, Any]], commit: str) -> list[aim.Aim]:
+    """One per model at B = 1; only DeepSeek-V2-Lite has a target."""
+    return [
+        aim.Aim(
+            f"draft step as a CUDA graph, {row['model']}, B = 1",
+            row["ms_per_token"],
+            "ms per token",
+            f"<= {AIM_MS}" if row["model"] == "deepseek_v2_lite" else "",
+            commit,
+            f"bytes allow {row['floor_ms']:.2f} ms",
+        )
+        for row in rows
+        if row["batch"] == 1
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="deepseek_v2_lite,qwen1.5_moe")
@@ -124,6 +146,7 @@ def main() -> int:
         writer = csv.DictWriter(file, FIELDS)
         writer.writeheader()
         writer.writerows(rows)
+    aim.write(out / "draft_aims.csv", aims(rows, git_commit()))
     print(json.dumps({"device": torch.cuda.get_device_name(), "rows": rows}))
     return 0
 

@@ -4,9 +4,9 @@
 First float64 checks on fresh inputs, then the HBM ceiling (measured here), then per model a sweep of the tensor-core
 kernels' tiles at one token and the best pair of launches, with experts rotated over more data than the L2 holds, under
 CUDA graphs. Further rows: 1 to 64 tokens, and both launches in the row layout, which the engine drafts with and nested
-experts read. Writes kernel_sweep.csv, kernel.csv and aims.csv to $OUT (or outputs/). A case that fails is a row that
-says why; the last line is one JSON object. Exit code 1 when a check fails. --no-sweep times the configured tiles only.
-SPECTER_COMMIT states the commit where there is no git history.
+experts read. Writes kernel_sweep.csv, kernel.csv and kernel_aims.csv to $OUT (or outputs/). A case that fails is a row
+that says why; the last line is one JSON object. Exit code 1 when a check fails. --no-sweep times the configured tiles
+only. SPECTER_COMMIT states the commit where there is no git history.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -29,6 +28,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from harness import aim
+from harness.aim import Aim
+from harness.environment import git_commit
 from scripts.gpu import int4_checks
 from scripts.gpu.bench_decode_kernels import ceiling_tb_per_s, event_us
 from scripts.gpu.block_checks import check_case
@@ -143,7 +145,7 @@ class Bench(NamedTuple):
 
     tried: list[dict[str, Any]]
     rows: list[dict[str, Any]]
-    aim: dict[str, Any]
+    aim: Aim
 
 
 class Job(NamedTuple):
@@ -304,19 +306,9 @@ def bench(model: str, best: dict[str, list[BlockConfig]], ceiling: float, counts
         alone, note = attempt(partial(layer.time_us, [(stage, config)]))
         rows.append(row(model, f"{stage} alone", 1, alone, layer.bytes(stage), ceiling, note))
     rows += token_rows(model, both, ceiling, counts)
-    aim: dict[str, Any] = {"aim": f"int4 kernel, one token, both launches, {model}", "value": round(us, 2)}
-    aim |= {"unit": "µs per layer", "target": AIMS_US[model], "met": us <= AIMS_US[model]}
-    aim |= {"git_commit": git_commit(), "form": "dependent launch" if pdl else "plain launch"}
-    return Bench(tried, rows, aim | {stage: str(config) for stage, config in zip(STAGES, both, strict=True)})
-
-
-def git_commit() -> str:
-    stated = os.environ.get("SPECTER_COMMIT")  # where the checkout came without its history
-    if stated:
-        return stated
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+    form = ", ".join(["dependent launch" if pdl else "plain launch", *map(str, both)])
+    name = f"int4 kernel, one token, both launches, {model}"
+    return Bench(tried, rows, Aim(name, us, "µs per layer", f"<= {AIMS_US[model]}", git_commit(), form))
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]], fields: Sequence[str]) -> None:
@@ -362,7 +354,7 @@ def main() -> int:
         jobs = [Job(model_case(m), s, c, p) for m in models for s in STAGES for c in best[m][s] for p in (False, True)]
         compile_all(pool, workers, jobs)
     rows: list[dict[str, Any]] = []
-    aims = []
+    aims: list[Aim] = []
     for model in models:
         found_of_model = bench(model, best[model], ceiling)
         tried += found_of_model.tried
@@ -374,12 +366,12 @@ def main() -> int:
     write_csv(out / "kernel_sweep.csv", tried, ("model", "stage", "config", "us", "note"))
     fields = ("model", "form", "tokens", "us", "bytes", "tb_per_s", "share_of_ceiling", "note")
     write_csv(out / "kernel.csv", rows, fields)
-    write_csv(out / "aims.csv", aims, ("aim", "value", "unit", "target", "met", "git_commit"))
+    aim.write(out / "kernel_aims.csv", aims)
     summary = {
         "device": torch.cuda.get_device_name(),
         "ceiling_tb_per_s": ceilings,
         "failed_checks": failed,
-        "aims": aims,
+        "aims": [[a.aim, round(a.value or 0.0, 2), a.target, a.met] for a in aims],
         "seconds": round(time.perf_counter() - begin, 1),
     }
     print(json.dumps(summary))

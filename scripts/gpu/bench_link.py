@@ -2,7 +2,7 @@
 
 Prints the ceiling first (one large pinned copy), then rows: page-locking, back-to-back experts through the software
 queue, the gap that queued work waits for an empty copy stream, a demand's wait behind queued prefetches, pacing. The
-last line is one JSON object; writes link.csv to $OUT (or outputs/).
+last line is one JSON object; writes link.csv and link_aims.csv to $OUT (or outputs/).
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from harness import aim
+from harness.environment import git_commit
 from specter_core.device_runtime import CudaRuntime
 from specter_core.memory.host_registration import HostRegistration
 from specter_core.memory.host_store import HostExpertStore
@@ -32,6 +36,8 @@ from specter_core.types import ExpertKey
 ROOT = Path(__file__).resolve().parents[2]
 LAYOUT = PayloadLayout(2048, 1408, torch.bfloat16)
 FIELDS = ("row", "value", "unit", "note")
+PAGE_LOCKING = "page-locking (touch + register)"
+AIM_GIB_PER_S = 3.5
 
 
 def ceiling_gb_per_s() -> float:
@@ -61,8 +67,8 @@ def busy_python(seconds: float) -> None:
         sum(i * i for i in range(2000))
 
 
-def measure(total_gb: float) -> list[dict[str, object]]:
-    rows: list[dict[str, object]] = []
+def measure(total_gb: float) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
 
     def row(name: str, value: float, unit: str, note: str = "") -> None:
         rows.append({"row": name, "value": round(value, 4), "unit": unit, "note": note})
@@ -75,7 +81,7 @@ def measure(total_gb: float) -> list[dict[str, object]]:
     registration = HostRegistration(store.segment)
     elapsed = time.perf_counter() - start
     registration.close()
-    row("page-locking (touch + register)", size / 2**30 / elapsed, "GiB/s", f"{size / 1e9:.1f} GB")
+    row(PAGE_LOCKING, size / 2**30 / elapsed, "GiB/s", f"{size / 1e9:.1f} GB")
     slots = SlotBuffer(32, LAYOUT.entry_bytes, "cuda")
     for pieces in (2, 3, 4):
         link = CudaLink(store, slots, CudaRuntime(), pieces=pieces)
@@ -118,6 +124,14 @@ def measure(total_gb: float) -> list[dict[str, object]]:
     return rows
 
 
+def aims(rows: Sequence[dict[str, Any]], commit: str) -> list[aim.Aim]:
+    return [
+        aim.Aim("page-locking", row["value"], row["unit"], f">= {AIM_GIB_PER_S}", commit, row["note"])
+        for row in rows
+        if row["row"] == PAGE_LOCKING
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gb", type=float, default=4.0)
@@ -135,6 +149,7 @@ def main() -> int:
         writer.writeheader()
         writer.writerow({"row": "ceiling", "value": round(ceiling, 3), "unit": "GB/s", "note": "256 MiB pinned copy"})
         writer.writerows(rows)
+    aim.write(out / "link_aims.csv", aims(rows, git_commit()))
     print(json.dumps({"device": torch.cuda.get_device_name(), "ceiling_gb_per_s": ceiling, "rows": rows}))
     return 0
 

@@ -3,7 +3,7 @@
 Bits per weight and the encoder's time on Gaussian and Student-t weights, the decode kernel against the original bit for
 bit, and grouped FFNs of a verification pass, nested against plain: microseconds, bytes read per second, bits of the
 results. --tiles times candidate tiles of the nested kernels. Prints the HBM ceiling first; the last line is one JSON
-object. Writes nested.csv to $OUT (or outputs/).
+object. Writes nested.csv and nested_aims.csv to $OUT (or outputs/).
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from harness import aim
+from harness.environment import git_commit
 from scripts.gpu.bench_decode_kernels import ceiling_tb_per_s, event_us
 from scripts.gpu.decode_checks import Env
 from scripts.gpu.nested_checks import nested_checks, rebuild_checks, round_to_nearest
@@ -50,6 +52,9 @@ class Shape(NamedTuple):
     top_k: int
 
 
+BITS = "bits per weight, resident code not counted"
+REBUILT = "weights that differ"
+OTHER_BITS = "nested against plain FFN: results with other bits"
 SHAPES = (Shape("deepseek_v2_lite", 2048, 1408, 64, 6), Shape("phi3.5_moe", 4096, 6400, 4, 2))
 
 
@@ -99,7 +104,7 @@ def codec(bench: Bench, shape: Shape, kind: str) -> None:
         payload = encode_experts(*batch_of(weights), found.codes, layout, size)[0]
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
-    bench.row(shape.name, f"{kind}: bits per weight, resident code not counted", 8 * size / layout.weights, "bits",
+    bench.row(shape.name, f"{kind}: {BITS}", 8 * size / layout.weights, "bits",
               f"{found.moved} codes moved")  # fmt: skip
     bench.row(shape.name, f"{kind}: encoder with its own check", times[-1] / (2 * layout.weights) * 1e9, "s per GB")
     wrong = 0
@@ -201,7 +206,7 @@ def ffn(bench: Bench, shape: Shape, layer: Layer, tiles: bool) -> None:
         cases[0].nested(layer, outs[1], GATE_UP_TILE, DOWN_TILE)
         wrong = int((outs[0].view(torch.int32) != outs[1].view(torch.int32)).sum())
         note = f"of {outs[0].numel()}, {count} rows, {cases[0].distinct} experts"
-        bench.row(shape.name, "nested against plain FFN: results with other bits", wrong, "", note)
+        bench.row(shape.name, OTHER_BITS, wrong, "", note)
         us = graph_us([partial(case.plain, layer, outs[0]) for case in cases])
         ffn_row(bench, shape, "plain", cases[0], us, 2 * layer.layout.weights)
         nested_us(bench, shape, layer, cases, GATE_UP_TILE, DOWN_TILE, "nested")
@@ -265,6 +270,21 @@ def checks(bench: Bench) -> None:
             bench.row("checks", check.name[:58], check.value, "" if check.ok else "FAILED")
 
 
+def aims(rows: list[dict[str, Any]], commit: str) -> list[aim.Aim]:
+    """Bits per weight of each shape on Gaussian weights; what the kernels rebuild or compute with other bits."""
+    found = [
+        aim.Aim(f"bits per weight, Gaussian, RTN-MSE codes, slot size, {r['shape']}", r["value"], "bits", "<= 9.6",
+                commit, r["note"])
+        for r in rows if r["what"] == f"gauss: {BITS}"
+    ]  # fmt: skip
+    for what, name in ((REBUILT, "weights that nested kernels rebuild differently"),
+                       (OTHER_BITS, "results of nested grouped FFNs with other bits than plain")):  # fmt: skip
+        counted = [r["value"] for r in rows if what in r["what"]]
+        if counted:
+            found.append(aim.Aim(name, sum(counted), "", "<= 0", commit, f"in {len(counted)} checks"))
+    return found
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tiles", action="store_true")
@@ -301,6 +321,7 @@ def main() -> int:
         writer = csv.DictWriter(file, list(bench.rows[0]))
         writer.writeheader()
         writer.writerows(bench.rows)
+    aim.write(out / "nested_aims.csv", aims(bench.rows, git_commit()))
     (out / "tiles.json").write_text(json.dumps(bench.tiles), encoding="utf-8")
     print(json.dumps({"device": torch.cuda.get_device_name(), "ceiling": ceiling, "rows": bench.rows}))
     return 0
