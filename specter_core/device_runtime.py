@@ -55,7 +55,9 @@ class DeviceRuntime(Protocol):
 
     @property
     def pdl(self) -> bool:
-        """Whether programmatic dependent launches work here."""
+        """Whether programmatic dependent launches and bulk fetches into the L2 work here. Passes of one row gain,
+        those of more rows lose (results/h200/kernels).
+        """
         ...
 
     @property
@@ -130,7 +132,7 @@ class CudaRuntime:
         status = ctypes.CDLL(DRIVER).cuCtxGetCurrent(ctypes.byref(found))
         assert status == 0 and found.value, status
         self.context = int(found.value)
-        self.pdl = False  # measured slower than plain launches in graphs (results/h200/kernels)
+        self.pdl = torch.cuda.get_device_capability() >= (9, 0)
         self._streams: list[torch.cuda.Stream] = []
         self._registered: dict[int, HostRegistration] = {}
         self._locked_bytes = 0

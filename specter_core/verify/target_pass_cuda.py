@@ -171,10 +171,7 @@ class CudaTargetPass:
         bucket = kv_bucket(positions, kv.capacity)
         if bucket not in self._segments:
             tables = rope_tables(self.decoder, kv.capacity)
-            step = FusedPass(
-                self._weights, self.decoder.config, kv, tables, self._steps, bucket, Preset.TARGET,
-                pdl=self._executor.runtime.pdl,
-            )  # fmt: skip
+            step = FusedPass(self._weights, self.decoder.config, kv, tables, self._steps, bucket, Preset.TARGET)
             self._segments[bucket] = DecodeSegments(
                 step, self._weights, self._executor, self._steps, kv.batch, graphs=self._graphs,
                 hits=self.experts.order == "expertwise", trace=self.trace,
