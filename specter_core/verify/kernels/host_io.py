@@ -13,6 +13,8 @@ from specter_core.memory.payload import TRAILER_BYTES, PayloadLayout, trailer_wo
 from specter_core.model.kernels.tiles import power_of_two
 
 BLOCK = 256
+LONG_BLOCK = 1024
+"""Ids per step where a prompt has many."""
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -40,18 +42,26 @@ def load_rows(host: Tensor, tokens: Tensor, positions: Tensor, context: Tensor, 
 
 
 @triton.jit(do_not_specialize=["pairs"])
-def _report_kernel(ids, host, flag, pairs, BLOCK: tl.constexpr):
+def _report_kernel(ids, host, flag, pairs, BLOCK: tl.constexpr, ASM: tl.constexpr):
     for p0 in range(0, pairs, BLOCK):
         p = p0 + tl.arange(0, BLOCK)
         tl.store(host + p, tl.load(ids + p, mask=p < pairs, other=-1).to(tl.int32), mask=p < pairs)
     tl.debug_barrier()
-    tl.atomic_xchg(flag, 1, sem="release", scope="sys")
+    if ASM:  # a releasing store: atomics on host memory are not every machine's
+        at = flag.to(tl.int64) + tl.zeros([1], tl.int64)
+        tl.inline_asm_elementwise(
+            "st.release.sys.global.u32 [$1], 1; mov.u32 $0, 0;", "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1
+        )
+    else:
+        tl.atomic_xchg(flag, 1, sem="release", scope="sys")
 
 
 def report_ids(ids: Tensor, host: Tensor, flag: Tensor) -> None:
     """ids int64 [R, k] -> host int32 [R·k], mapped; then flag int32 [1], mapped, becomes 1."""
     assert host.numel() == ids.numel() and ids.is_contiguous() and host.is_contiguous()
-    _report_kernel[(1,)](ids, host, flag, ids.numel(), BLOCK=BLOCK, num_warps=4)
+    asm = ids.is_cuda or ids.is_meta
+    block = BLOCK if ids.numel() <= 4 * LONG_BLOCK else LONG_BLOCK
+    _report_kernel[(1,)](ids, host, flag, ids.numel(), BLOCK=block, ASM=asm, num_warps=1)
 
 
 @triton.jit
