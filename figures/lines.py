@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from figures import stats, style
+from figures.scale import ceiling, shown
 
 FAR = 30
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -22,19 +23,21 @@ def grid(
     label: str,
     scale: str = "category",
     mark: Callable[[Axes, pd.DataFrame, str], None] | None = None,
+    cut: bool = False,
 ) -> Figure:
     """One row of panels per metric (column -> axis label), one column per (model, memory). scale: "category" spaces the
-    values evenly, "linear" as numbers. mark(axis, panel, metric) adds to a panel."""
+    values evenly, "linear" as numbers. mark(axis, panel, metric) adds to a panel. cut: of `curves`."""
     memory = "memory" if axis_column != "budget_bytes" else None
     panels = _panels(rows, memory)
     width = min(style.TEXT_WIDTH_IN, 1.2 + 2.6 * len(panels))
-    fig = Figure(figsize=(width, 0.95 + 1.9 * len(metrics)), layout="constrained")
-    axes = fig.subplots(len(metrics), len(panels), squeeze=False, sharex="col")
     systems = style.systems(rows)
+    lines = -(-len(systems) // style.legend_columns([s.label for s in systems], width))
+    fig = Figure(figsize=(width, 0.8 + 0.16 * lines + 1.9 * len(metrics)), layout="constrained")
+    axes = fig.subplots(len(metrics), len(panels), squeeze=False, sharex="col")
     for column, (title, panel) in enumerate(panels):
         for line, (metric, name) in enumerate(metrics.items()):
             axis = axes[line][column]
-            curves(axis, panel, axis_column, metric, systems, scale)
+            curves(axis, panel, axis_column, metric, systems, scale, cut)
             if mark is not None:
                 mark(axis, panel, metric)
             if column == 0:
@@ -64,9 +67,11 @@ def curves(
     metric: str,
     systems: Sequence[style.SystemStyle],
     scale: str = "category",
+    cut: bool = False,
 ) -> None:
     """The average over datasets of each system, with its standard error; logarithmic where the largest is more than
-    FAR times the least."""
+    FAR times the least. cut: instead, systems far above the others (scale.ceiling) are left to their values at the
+    top."""
     table = stats.average(panel, ["system", column], metric)
     values = sorted(table[column].unique())
     place = {v: (i if scale == "category" else v) for i, v in enumerate(values)}
@@ -86,14 +91,34 @@ def curves(
             capsize=2,
             label=system.label,
         )
-    if len(table) and table["mean"].max() > FAR * table["mean"].min() > 0:
+    if cut and len(table):
+        top = ceiling(table.set_index(["system", column]))
+        axis.set_ylim(0, top)
+        _beyond(axis, table[table["mean"] > top], column, place, {s.system: s.colour for s in systems}, top)
+    elif len(table) and table["mean"].max() > FAR * table["mean"].min() > 0:
         axis.set_yscale("log")
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.yaxis.set_minor_formatter(NullFormatter())
     else:
         axis.set_ylim(bottom=0)
-    if scale == "category":
-        axis.set_xticks(range(len(values)), [f"{v:g}" for v in values])
+    axis.set_xticks([place[v] for v in values], [f"{v:g}" for v in values])
+
+
+def _beyond(
+    axis: Axes, far: pd.DataFrame, column: str, place: dict[float, float], colours: dict[str, str], top: float
+) -> None:
+    far = far.sort_values("mean")
+    for number, point in zip(far.groupby(column).cumcount(), far.itertuples(), strict=True):
+        axis.annotate(
+            f"{shown(point.mean)}\u2191",
+            (place[getattr(point, column)], top),
+            xytext=(0, -1 - 7 * number),
+            textcoords="offset points",
+            ha="center",
+            va="top",
+            fontsize=6.5,
+            color=colours[point.system],
+        )
 
 
 def legend(fig: Figure, axes: Sequence[Axes], most: int = 4) -> None:

@@ -1,6 +1,7 @@
 """How each system is drawn: systems.csv of a run, else conf/system; the same colour, order and label in every figure.
 
-Rows whose experts are nested are a system of their own: NAME_nested, labelled "… (nested)".
+Rows whose experts are nested are a system of their own: NAME_nested, labelled "… (nested)". Where a row has no encoding
+(older rows of what was not measured) the variant of that name tells.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def split_nested(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows with encoding `nested` under a system name, label and colour of their own, right behind their system."""
     if "encoding" not in rows:
         return rows
-    nested = (rows["encoding"] == NESTED) & ~rows["system"].str.endswith(SUFFIX)
+    told = rows["encoding"].astype(object).where(rows["encoding"].notna(), rows["variant"])
+    nested = (told == NESTED) & ~rows["system"].str.endswith(SUFFIX)
     if not nested.any():
         return rows
     names = rows["system"]

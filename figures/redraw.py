@@ -70,20 +70,34 @@ def _records(name: str, draw: Callable[[pd.DataFrame], Figure], sweep: str, free
 
 def gather(found: results.Results, sweep: str) -> pd.DataFrame:
     """The rows of a sweep from every folder of records; a request measured in two folders counts once. Main rows: of
-    folders of their own if there are any, else those that other sweeps hold at B = 1 and the shortest prefix. Memory
-    rows: of sweeps over budgets if there are any, else main rows at two budgets."""
+    folders of no sweep if there are any, else those that other sweeps hold at B = 1 and the shortest prefix. Memory
+    rows: of sweeps over budgets and of main runs together (sweeps.over_budgets)."""
     if sweep == "main":
-        blocks = [sweeps.pooled(found.records.values())]
+        own = [rows for folder, rows in found.records.items() if not sweeps.of_a_sweep(folder)]
+        blocks = [sweeps.pooled(own, single=True)]
         if not any((b["system"] == sweeps.MAIN).any() for b in blocks if len(b)):
             blocks = [sweeps.one_workload(rows) for rows in found.records.values()]
     else:
         blocks = [sweeps.SWEEPS[sweep](rows) for rows in found.records.values()]
     blocks = [b for b in blocks if len(b)]
-    if sweep == "memory" and not blocks and len(rows := gather(found, "main")):
-        return sweeps.budgets(rows)
-    if not blocks:
-        return pd.DataFrame()
-    return pd.concat(blocks, ignore_index=True).drop_duplicates(["config_hash", "prompt_id", "repeat"], keep="last")
+    rows = pd.concat(blocks, ignore_index=True) if blocks else pd.DataFrame()
+    if blocks:
+        rows = rows.drop_duplicates(["config_hash", "prompt_id", "repeat"], keep="last")
+    if sweep == "batch" and blocks:
+        return sweeps.asked(rows)
+    return sweeps.over_budgets(rows, gather(found, "main")) if sweep == "memory" else rows
+
+
+def budgets(found: results.Results) -> Iterator[tuple[str, pd.DataFrame]]:
+    """(suffix, rows) of each memory figure, rows that say what was not measured beside it among them."""
+    rows, every = gather(found, "memory"), found.all_records()
+    for suffix, block in sweeps.settings(rows) if len(rows) else ():
+        bad = memory.beside(every, block)
+        yield suffix, pd.concat([block, bad], ignore_index=True) if len(bad) else block
+
+
+def _memory(found: results.Results) -> list[Drawing]:
+    return [Drawing(memory.NAME + suffix, lambda rows=rows: memory.figure(rows)) for suffix, rows in budgets(found)]
 
 
 def _kernels(name: str, draw: Callable[[pd.DataFrame], Figure], needed: Callable[[pd.DataFrame], pd.DataFrame]) -> Plan:
@@ -200,7 +214,7 @@ FIGURES: dict[str, tuple[Plan, str]] = {
     ),
     efficiency.NAME: (_efficiency, "efficiency.csv (a run that watches its systems)"),
     memory.NAME: (
-        _records(memory.NAME, memory.figure, "memory", None),
+        _memory,
         "records at two or more budgets (python run.py sweep=memory)",
     ),
     prefix.NAME: (

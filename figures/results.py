@@ -4,7 +4,7 @@ DIR/**/records.csv   one row per request (harness/columns.py); systems.csv and e
 DIR/**/kernels.csv   one row per timed kernel            KERNELS
 DIR/**/routing.csv   one row per routing statistic       ROUTING
 DIR/**/acceptance.csv one row per dataset and depth    ACCEPTANCE
-DIR/**/aims.csv      one row per aim of the project      AIMS
+DIR/**/aims.csv, *_aims.csv   one row per aim of the project   AIMS (gathered ones, with a column `source`, are skipped)
 DIR/**/exactness.csv one row per check of tokens against the plain target   EXACTNESS
 DIR/**/timings.csv   one row per timed command           TIMINGS
 DIR/**/efficiency.csv, prefetch_by_horizon.csv, prefetch_by_layer.csv   one row per cell   harness/efficiency.py
@@ -62,7 +62,7 @@ AIMS = {
     "aim": "what is aimed at",
     "value": "measured",
     "unit": "of value and target",
-    "target": "aimed at, e.g. >= 0.7",
+    "target": "aimed at, e.g. >= 0.7; empty: a figure without one",
     "met": "true | false",
     "git_commit": "of the measurement",
 }
@@ -147,6 +147,7 @@ def read(folder: Path) -> Results:
         found = [_table(p, tuple(columns), results.problems) for p in sorted(folder.glob(f"**/{name}.csv"))]
         filled = [table for table in found if len(table)]
         results.tables[name] = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(columns))
+    results.tables["aims"] = _aims(folder, results.problems)
     for path in sorted(folder.glob("**/environment.json")):
         try:
             results.environments[_name(path, folder)] = dict(json.loads(path.read_text()))
@@ -162,6 +163,19 @@ def _others(folder: Path) -> dict[str, list[str]]:
         if path.name not in ("records.csv", "systems.csv", "summary.csv") and not path.name.endswith(".tmp"):
             found.setdefault(_name(path, folder), []).append(path.name)
     return found
+
+
+def _aims(folder: Path, problems: list[str]) -> pd.DataFrame:
+    """AIMS with note and source (the folder); of an aim that a folder holds twice, the last."""
+    columns = [*AIMS, "note", "source"]
+    found = []
+    for path in sorted({*folder.glob("**/aims.csv"), *folder.glob("**/*_aims.csv")}):
+        table = _table(path, tuple(AIMS), problems)
+        if len(table) and "source" not in table:
+            found.append(table.assign(source=_name(path, folder)).reindex(columns=columns).astype(object))
+    if not found:
+        return pd.DataFrame(columns=columns)
+    return pd.concat(found, ignore_index=True).drop_duplicates(["source", "aim"], keep="last").reset_index(drop=True)
 
 
 def _device(folder: Path) -> str | None:

@@ -6,6 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from scipy.stats import bootstrap
+
+RESAMPLES = 2000
+CONFIDENCE = 0.95
 
 
 def means(rows: pd.DataFrame, by: Sequence[str], metric: str = "tpot_ms") -> pd.DataFrame:
@@ -31,3 +35,28 @@ def _average(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     )
     found["error"] = np.sqrt(found["square"]) / found["labels"]
     return found.drop(columns=["square", "labels"]).assign(label="AVG").reset_index()
+
+
+def per_prompt(rows: pd.DataFrame) -> pd.Series:
+    """Mean TPOT in ms of each prompt over its repeats."""
+    return rows.groupby(["dataset", "prompt_id"])["tpot_ms"].mean().dropna()
+
+
+def paired_ratio(system: pd.Series, base: pd.Series) -> tuple[float, float, float]:
+    """Geometric mean of system / base over the prompts that both have, and its 95 % interval from a paired
+    bootstrap of the log ratios (percentile method). NaN without common prompts; no interval below two."""
+    logs = np.log((system / base).dropna().to_numpy(dtype=float))
+    if len(logs) == 0:
+        return (float("nan"),) * 3
+    mean = float(np.exp(logs.mean()))
+    if len(logs) < 2 or np.ptp(logs) == 0:
+        return mean, float("nan") if len(logs) < 2 else mean, float("nan") if len(logs) < 2 else mean
+    interval = bootstrap(
+        (logs,),
+        np.mean,
+        n_resamples=RESAMPLES,
+        confidence_level=CONFIDENCE,
+        method="percentile",
+        rng=np.random.default_rng(0),
+    ).confidence_interval
+    return mean, float(np.exp(interval.low)), float(np.exp(interval.high))

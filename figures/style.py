@@ -84,7 +84,8 @@ def _remarks(rows: pd.DataFrame, system: str) -> list[str]:
     """What tells a system's rows from those of the others: dummy weights, more or fewer tokens, fewer datasets."""
     own = rows[rows["system"] == system]
     remarks = [DUMMY] if "weights" in own and (own["weights"] == "dummy").all() else []
-    if "new_tokens" in own and own["new_tokens"].max() != rows["new_tokens"].mode().max():
+    usual = "asked_tokens" if "asked_tokens" in rows else "new_tokens"
+    if "new_tokens" in own and not (own["new_tokens"] == rows[usual].mode().max()).any():
         remarks.append(f"{own['new_tokens'].max()} tokens")
     if "label" in own and (there := set(own["label"])) < (every := set(rows["label"])):
         few = ", ".join(x for x in LABELS if x in there)
@@ -144,6 +145,7 @@ def stamp(figure: Figure, text: str, cpu: bool) -> None:
     """`text` below the axes, wrapped to the figure's width; cpu: the watermark across."""
     whole = "; ".join(part.replace(" ", "\N{NO-BREAK SPACE}") if len(part) < 30 else part for part in text.split("; "))
     lines = textwrap.wrap(whole, round(19.5 * figure.get_figwidth()), break_on_hyphens=False)
+    figure.set_figheight(figure.get_figheight() + 0.1 * (len(lines) - 1))
     figure.supxlabel(
         "\n".join(lines).replace("\N{NO-BREAK SPACE}", " "), fontsize=6.3, color="#444444", linespacing=1.25
     )

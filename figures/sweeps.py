@@ -12,6 +12,8 @@ from figures.style import MEMORIES, shown
 MAIN = "specter"
 SPECULATIVE = (MAIN, MAIN + SUFFIX)
 BUDGETS = 3  # memory settings that make a sweep over budgets; the main run has two
+FULL_SIZE = ("high", "low")
+SIZE = r"[0-9.]+ GB"
 BESIDE_BUDGETS = ["model", "link", "device", "B", "prefix_len"]
 VARIANTS = 3  # variants of Specter that make an ablation; a main run may hold two
 
@@ -45,9 +47,30 @@ def prefix(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def memory(rows: pd.DataFrame) -> pd.DataFrame:
-    """Systems at three or more budgets, everything else equal."""
+    """Systems at three or more budgets, everything else equal; and whatever stands at two or more budgets that are
+    named by their size."""
     rows = best_depth(main_variant(measured(rows)))
-    return _varying(rows, "budget_bytes", BUDGETS, ["system", "weights", *BESIDE_BUDGETS, "new_tokens"])
+    if rows.empty:
+        return rows
+    many = _varying(rows, "budget_bytes", BUDGETS, ["system", "weights", *BESIDE_BUDGETS, "new_tokens"])
+    sized = _varying(rows[rows["memory"].str.fullmatch(SIZE)], "budget_bytes", 2, BESIDE_BUDGETS)
+    return rows.loc[rows.index.isin(many.index.union(sized.index))]
+
+
+def over_budgets(swept: pd.DataFrame, compared: pd.DataFrame) -> pd.DataFrame:
+    """Rows of memory sweeps and, at the budgets of full-size models, of main runs beside them. Where both hold a system
+    at a budget, the main run's count. Column asked_tokens: the new tokens of most rows."""
+    compared = compared[compared["memory"].isin(FULL_SIZE)] if len(swept) and len(compared) else compared
+    if len(swept) and len(compared):
+        keys = ["system", *BESIDE_BUDGETS, "temperature", "budget_bytes"]
+        there = set(compared[keys].itertuples(index=False, name=None))
+        swept = swept[[key not in there for key in swept[keys].itertuples(index=False, name=None)]]
+    blocks = [block for block in (compared, swept) if len(block)]
+    if not blocks:
+        return pd.DataFrame()
+    rows = budgets(pd.concat(blocks, ignore_index=True))
+    tokens = rows.groupby([*BESIDE_BUDGETS, "temperature"])["new_tokens"].transform(lambda n: n.mode().max())
+    return rows.assign(asked_tokens=tokens.astype(int))
 
 
 def budgets(rows: pd.DataFrame) -> pd.DataFrame:
@@ -73,8 +96,9 @@ def main(rows: pd.DataFrame) -> pd.DataFrame:
     return pooled([rows])
 
 
-def unswept(rows: pd.DataFrame) -> pd.DataFrame:
-    """Measured rows that belong to no sweep of several systems. The named memory settings are no sweep over budgets."""
+def unswept(rows: pd.DataFrame, single: bool = False) -> pd.DataFrame:
+    """Measured rows that belong to no sweep of several systems. The named memory settings are no sweep over budgets.
+    single: of systems measured at several batch sizes the rows with B = 1 stay."""
     rows = measured(rows)
     for sweep in (batch, prefix, memory):
         if rows.empty:
@@ -82,16 +106,18 @@ def unswept(rows: pd.DataFrame) -> pd.DataFrame:
         swept = sweep(rows)
         if sweep is memory and len(swept):
             swept = swept[~swept["memory"].isin(MEMORIES)]
+        if sweep is batch and single and len(swept):
+            swept = swept[swept["B"] > 1]
         rows = rows.drop(swept.index)
     return rows
 
 
-def pooled(folders: Iterable[pd.DataFrame]) -> pd.DataFrame:
+def pooled(folders: Iterable[pd.DataFrame], single: bool = False) -> pd.DataFrame:
     """The main rows of several folders, of which one may hold a single system; column asked_tokens (`asked`). Where two
-    hold the same system in the same setting, the folder that compares most systems there counts."""
+    hold the same system in the same setting, the folder that compares most systems there counts. single: of unswept."""
     blocks = []
     for number, rows in enumerate(folders):
-        rows = best_depth(main_variant(unswept(rows)))
+        rows = best_depth(main_variant(unswept(rows, single)))
         if len(rows):
             beside = rows.groupby(SIDE_BY_SIDE, dropna=False)["system"].transform("nunique")
             blocks.append(rows.assign(folder=number, beside=beside))
@@ -106,16 +132,18 @@ def pooled(folders: Iterable[pd.DataFrame]) -> pd.DataFrame:
 
 
 def asked(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows with asked_tokens, the new tokens of the comparison that they belong to: their own, but where a system alone
-    was measured with other lengths than the rest, those of the rest."""
-    systems = rows.groupby(SIDE_BY_SIDE, dropna=False)["system"].transform("nunique")
-    most = rows.assign(systems=systems).groupby(PLACE, dropna=False)["systems"].transform("max")
-    common = rows["new_tokens"].where(systems == most)
+    """Rows with asked_tokens, the new tokens of the comparison that they belong to: their own, but of a system that was
+    measured with other lengths only than most others (than Specter, of two equal lots), those of the others."""
+    side = rows.assign(own=rows["system"] == MAIN).groupby(SIDE_BY_SIDE, dropna=False)
+    systems = side["system"].transform("nunique")
+    weight = systems + 0.5 * side["own"].transform("any")
+    most = rows.assign(weight=weight).groupby(PLACE, dropna=False)["weight"].transform("max")
+    common = rows["new_tokens"].where(weight == most)
     common = rows.assign(common=common).groupby(PLACE, dropna=False)["common"].transform("max")
     there = rows.assign(there=rows["new_tokens"] == common)
     there = there.groupby([*PLACE, "system"], dropna=False)["there"].transform("any")
-    alone = (systems == 1) & (most > 1) & ~there & (rows["new_tokens"] != common)
-    return rows.assign(asked_tokens=rows["new_tokens"].where(~alone, common).astype(int))
+    elsewhere = (most >= 2) & ~there
+    return rows.assign(asked_tokens=rows["new_tokens"].where(~elsewhere, common).astype(int))
 
 
 def one_workload(rows: pd.DataFrame) -> pd.DataFrame:
@@ -136,6 +164,11 @@ def best_depth(rows: pd.DataFrame) -> pd.DataFrame:
     mean = own.groupby([*keys, "K"], dropna=False)["tpot_ms"].transform("mean")
     best = own.assign(mean=mean).groupby(keys, dropna=False)["mean"].transform("min")
     return rows.drop(own.index[mean > best])
+
+
+def of_a_sweep(folder: str) -> bool:
+    """Whether a folder of records is named after a sweep: its rows are compared among themselves only."""
+    return folder.split("/")[-1].startswith(("depth", "batch", "prefix", "memory", "ablation", "routing", "kernels"))
 
 
 SWEEPS = {"main": main, "depth": depth, "batch": batch, "prefix": prefix, "memory": memory, "ablation": ablation}

@@ -151,7 +151,7 @@ def benches(found: Any) -> list[tuple[str, Cells, int]]:
     for folder, names in sorted(found.others.items()):
         for name in names:
             path = found.folder / folder / name
-            if path.suffix != ".csv" or path.stem in (*found.tables, "claims"):
+            if path.suffix != ".csv" or path.stem in (*found.tables, "claims") or path.stem.endswith("_aims"):
                 continue
             try:
                 table = pd.read_csv(path)

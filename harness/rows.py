@@ -19,6 +19,7 @@ def known_columns(group: Group, model: ModelSpec, memory: MemorySpec, prompt: Be
         "model": model.name,
         "weights": group.system.weights_as.get(model.weights, model.weights),
         "dtype": model.dtype,
+        "encoding": group.system.options.get("encoding"),
         "dataset": prompt.dataset,
         "label": prompt.label,
         "prompt_id": prompt.prompt_id,

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import pandas as pd
-from scipy.stats import bootstrap
 
 from harness.outliers import flags
 
+stats: Any = importlib.import_module("figures.stats")
+per_prompt, ratio = stats.per_prompt, stats.paired_ratio
 SETTING = ["model", "weights", "memory", "link", "device", "B", "prefix_len", "new_tokens"]
 ELSE = [name for name in SETTING if name != "new_tokens"]
 MEANS = {
@@ -27,8 +28,6 @@ MEANS = {
     "link_utilisation": "link_utilisation",
     "stall_ms": "stall_ms",
 }
-RESAMPLES = 2000
-CONFIDENCE = 0.95
 
 
 def summarise(rows: pd.DataFrame) -> pd.DataFrame:
@@ -74,28 +73,3 @@ def base_rows(rows: pd.DataFrame) -> pd.DataFrame:
     own = rows[rows["system"] == "specter"]
     default = own[own["variant"] == "default"]
     return default if len(default) else own
-
-
-def per_prompt(rows: pd.DataFrame) -> pd.Series:
-    """Mean TPOT in ms of each prompt over its repeats."""
-    return rows.groupby(["dataset", "prompt_id"])["tpot_ms"].mean().dropna()
-
-
-def ratio(system: pd.Series, base: pd.Series) -> tuple[float, float, float]:
-    """Geometric mean of system / base over the prompts that both have, and its 95 % interval from a paired
-    bootstrap of the log ratios (percentile method). NaN without common prompts; no interval below two."""
-    logs = np.log((system / base).dropna().to_numpy(dtype=float))
-    if len(logs) == 0:
-        return (float("nan"),) * 3
-    mean = float(np.exp(logs.mean()))
-    if len(logs) < 2 or np.ptp(logs) == 0:
-        return mean, float("nan") if len(logs) < 2 else mean, float("nan") if len(logs) < 2 else mean
-    interval = bootstrap(
-        (logs,),
-        np.mean,
-        n_resamples=RESAMPLES,
-        confidence_level=CONFIDENCE,
-        method="percentile",
-        rng=np.random.default_rng(0),
-    ).confidence_interval
-    return mean, float(np.exp(interval.low)), float(np.exp(interval.high))

@@ -218,6 +218,82 @@ def test_a_system_measured_alone_with_more_tokens_stands_beside_the_others_and_s
     assert [s.label for s in style.systems(block)] == ["Specter", "MO-SM", "llama.cpp (256 tokens)"]
 
 
+def test_two_systems_measured_apart_with_more_tokens_stand_beside_the_others(tmp_path):
+    rows = [r for r in main_rows() if r["model"] == "phi35_moe"]
+    served = [r | {"new_tokens": 256} for r in rows if r["system"] in ("llama_cpp", "vllm")]
+    write_records(tmp_path / "main", [r for r in rows if r["system"] in ("specter", "mo_sm")])
+    write_records(tmp_path / "serving", served)
+    ((suffix, block),) = sweeps.settings(redraw.gather(results.read(tmp_path), "main"))
+    assert suffix == "" and block["system"].nunique() == 4
+    assert [s.label for s in style.systems(block)][-2:] == ["vLLM (256 tokens)", "llama.cpp (256 tokens)"]
+
+
+def test_rows_of_folders_named_after_sweeps_are_no_main_rows_where_there_is_a_main_run(tmp_path):
+    rows = [r for r in main_rows() if r["model"] == "phi35_moe" and r["system"] in ("specter", "mo_sm")]
+    longer = [r | {"prefix_len": 64, "config_hash": "p" + r["system"]} for r in rows]
+    write_records(tmp_path / "main", rows)
+    write_records(tmp_path / "sweeps" / "prefix", longer)
+    assert set(redraw.gather(results.read(tmp_path), "main")["prefix_len"]) == {16}
+
+
+def test_a_system_measured_at_several_batch_sizes_beside_a_main_run_stands_in_both(tmp_path):
+    rows = [r for r in main_rows() if r["model"] == "phi35_moe" and r["system"] in ("specter", "vllm")]
+    batched = [r | {"B": 4, "config_hash": r["config_hash"] + "4"} for r in rows if r["system"] == "vllm"]
+    write_records(tmp_path / "main", [r for r in rows if r["system"] == "specter"])
+    write_records(tmp_path / "serving", [r for r in rows if r["system"] == "vllm"] + batched)
+    found = results.read(tmp_path)
+    assert set(redraw.gather(found, "main")["system"]) == {"specter", "vllm"}
+    assert set(redraw.gather(found, "batch")["B"]) == {1, 4}
+
+
+def budget_folders(folder):
+    """A main run, llama.cpp beside it with other lengths, and a sweep of two systems over budgets."""
+    rows = [r for r in main_rows() if r["model"] == "phi35_moe"]
+    own = [r for r in rows if r["system"] == "specter"]
+    write_records(folder / "main", [r for r in rows if r["system"] in ("specter", "mo_sm")])
+    write_records(folder / "serving", [r | {"new_tokens": 256} for r in rows if r["system"] == "llama_cpp"])
+    swept = []
+    for gb in (16, 20, 24):
+        at = {"memory": f"{gb} GB", "budget_bytes": gb * 10**9, "new_tokens": 32}
+        few = [r | at for r in own if r["memory"] == "high" and r["label"] == "GK"]
+        missed = {"status": "not_run", "reason": "no time", "tpot_ms": None}
+        swept += [r | {"config_hash": f"s{gb}"} for r in few]
+        swept += [r | {"config_hash": f"n{gb}", "encoding": "nested"} for r in few]
+        swept += [r | missed | {"system": s, "config_hash": f"{s}{gb}"} for r in few for s in ("mo_sm", "vllm")]
+    write_records(folder / "sweeps" / "memory", swept)
+    return results.read(folder)
+
+
+def test_comparison_sweep_and_serving_share_one_figure_over_budgets(tmp_path):
+    ((suffix, rows),) = redraw.budgets(budget_folders(tmp_path))
+    assert suffix == ""
+    drawn = rows[rows["status"] == "ok"].groupby("system")["budget_bytes"].unique().map(lambda b: sorted(b // 10**9))
+    assert drawn.to_dict() == {
+        "specter": [16, 18, 20, 24],
+        "specter_nested": [16, 20, 24],
+        "mo_sm": [18, 24],
+        "llama_cpp": [18, 24],
+    }
+    at_24 = rows[(rows["system"] == "specter") & (rows["budget_bytes"] == 24 * 10**9)]
+    assert set(at_24["memory"]) == {"high"}, "of the sweep and the comparison the comparison counts"
+
+
+def test_what_was_not_measured_at_a_budget_is_named_and_never_drawn(tmp_path):
+    ((_, rows),) = redraw.budgets(budget_folders(tmp_path))
+    drawn = memory.figure(rows)
+    assert "vLLM" not in " ".join(t.get_text() for t in drawn.legends[0].get_texts())
+    said = " ".join(drawn._supxlabel.get_text().split())
+    assert "not measured, Phi-3.5-MoE: MO-SM at 16 20 GB, vLLM at 16 20 24 GB" in said
+
+
+def test_systems_far_above_the_others_are_values_at_the_top_of_the_memory_figure():
+    rows = pd.DataFrame(r for r in main_rows() if r["model"] == "phi35_moe" and r["system"] != "autoregressive")
+    slow = rows["system"] == "transformers"
+    axis = memory.figure(rows.assign(tpot_ms=rows["tpot_ms"] * (1 + 9 * slow))).axes[0]
+    assert axis.get_ylim()[1] < 2000
+    assert [t.get_text()[-1] for t in axis.texts] == ["\u2191", "\u2191"]
+
+
 def test_the_configured_variant_stands_for_a_system_that_was_measured_in_several():
     rows = pd.DataFrame(r for r in main_rows() if r["model"] == "phi35_moe" and r["system"] in ("specter", "mo_sm"))
     own = rows[rows["system"] == "mo_sm"]
