@@ -70,8 +70,12 @@ class ReferenceTokens:
 
     def matches(self, key: ReferenceKey, tokens: Sequence[int]) -> bool | None:
         """Whether tokens equal the reference run's; None where there is no reference run."""
-        digest = self._digests.get(key)
-        return None if digest is None else token_digest(tokens) == digest
+        return self.matches_digest(key, token_digest(tokens))
+
+    def matches_digest(self, key: ReferenceKey, digest: str) -> bool | None:
+        """The same for tokens of which only `token_digest` was kept."""
+        own = self._digests.get(key)
+        return None if own is None else digest == own
 
 
 def reference_key(weights_hash: str, prompt: BenchPrompt, new_tokens: int) -> ReferenceKey:

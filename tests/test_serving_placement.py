@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from baselines.llama_cpp_offload.gguf_plan import gguf_plan
 from baselines.llama_cpp_offload.placement import facts, layer_bytes, place
-from baselines.vllm_offload.offload import OVERHEAD_BYTES, kv_bytes, offload
+from baselines.vllm_offload.offload import OVERHEAD_BYTES, PREFETCH_LAYERS, kv_bytes, offload
 from baselines.vllm_offload.system import check_offloaded
 from harness import catalogue
 from harness.config import model_entry
@@ -100,7 +100,8 @@ def test_vllm_moves_what_the_budget_demands_and_nothing_without_need(name, budge
         first = model.decoder_layers - model.moe_layers
         gone = [at for at in range(first, model.decoder_layers) if at % group >= group - number]
         assert len(gone) * layer == plan.offloaded_bytes
-        assert whole - plan.offloaded_bytes + 2 * layer == plan.device_bytes
+        assert whole - plan.offloaded_bytes + PREFETCH_LAYERS * layer == plan.device_bytes
+        assert plan.options["offload_prefetch_step"] == PREFETCH_LAYERS
 
 
 def test_bytes_on_the_device_show_that_nothing_was_offloaded():

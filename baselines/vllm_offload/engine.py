@@ -14,6 +14,7 @@ VARIABLES = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "VLLM_USE_DEEP_GEMM": "0",  # FP8 only
     "HF_HUB_OFFLINE": "1",
 }
 TORCH = "2.11"
@@ -25,6 +26,7 @@ class Vllm:
 
     def __init__(self) -> None:
         os.environ.update(VARIABLES)
+        os.environ.pop("PYTORCH_CUDA_ALLOC_CONF", None)  # our workers'; vLLM sets its allocator itself
         import torch
 
         if not torch.__version__.startswith(TORCH):

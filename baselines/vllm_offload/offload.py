@@ -13,15 +13,19 @@ OVERHEAD_BYTES = 1_600_000_000
 """CUDA context, loaded kernels, activations, graphs."""
 OFFLOADERS = ("uva", "prefetch")
 EXPERTS = "experts"
-"""Segment of the names of the routed experts' parameters: mlp.experts.w13_weight, mlp.experts.w2_weight."""
+"""Segment of the names of the routed experts' parameters (mlp.experts.routed_experts.w13_weight, …w2_weight) and of no
+other's: shared experts are mlp.shared_expert(s)."""
 BLOCK_TOKENS = 16
+PREFETCH_LAYERS = 1
+"""How far ahead `prefetch` copies; vLLM holds as many layers' experts on the device as buffers. More would take layers'
+room and save no byte of the link."""
 
 
 @dataclass(frozen=True, slots=True)
 class Offload:
     """uva: the kernels read the first offloaded_bytes of experts where they lie, in page-locked host memory.
-    prefetch: the experts of some layers are in host memory and are copied into `buffers` layers' space on the device,
-    one layer ahead. device_bytes: planned, everything counted."""
+    prefetch: the experts of some layers are in host memory and are copied into PREFETCH_LAYERS layers' space on the
+    device. device_bytes: planned, everything counted."""
 
     offloader: str
     offloaded_bytes: int
@@ -64,10 +68,10 @@ def _uva(budget_bytes: int, whole: int, fixed: int) -> Offload:
 
 def _prefetch(budget_bytes: int, shape: ModelShape, layer: int, fixed: int) -> Offload:
     """The last n of every group of g layers: g as small as gives the share that has to go, for even gaps."""
-    layers, buffers = shape.moe_layers, 2
+    layers, buffers = shape.moe_layers, PREFETCH_LAYERS
     room = (budget_bytes - fixed) // layer - buffers
     if room < 0:
-        _refuse(budget_bytes, fixed + buffers * layer, f"everything but the experts and {buffers} layers' buffers")
+        _refuse(budget_bytes, fixed + buffers * layer, f"everything but the experts and {buffers} layer's buffer")
     out = layers - room
     group, number = next(
         (g, n) for g in range(2, shape.decoder_layers + 1) for n in range(1, g + 1) if _offloaded(shape, g, n) == out
@@ -76,7 +80,7 @@ def _prefetch(budget_bytes: int, shape: ModelShape, layer: int, fixed: int) -> O
         "offload_backend": "prefetch",
         "offload_group_size": group,
         "offload_num_in_group": number,
-        "offload_prefetch_step": 1,
+        "offload_prefetch_step": buffers,
         "offload_params": [EXPERTS],
     }
     return Offload("prefetch", out * layer, fixed + (room + buffers) * layer, options)

@@ -3,10 +3,14 @@
     python -m scripts.gpu.run_serving_baselines --system llama_cpp --python PATH --models qwen15_moe \
         --ids .work/prompt_ids/prompts.json --out outputs/serving --limit-s 300
 
-For every model: resident, then each placement (llama.cpp: experts, layers) or offloader (vLLM: uva, prefetch) in each
-memory setting. Rows go to DIR/measured/records.csv as they come; at the end the faster variant of every (model, memory)
-is in DIR/records.csv and all of them are in DIR/placements.csv. --tokens FILE: the target's own greedy tokens of an
-earlier run on the same weights, for exact_match. Run again with the same --out, it goes on where it stopped.
+Of every model in each memory setting: the placement (llama.cpp: experts, layers) or offloader (vLLM: uva, prefetch)
+that wins as a rule, then everything on the device, then the other one. Rows go to DIR/measured/records.csv as they
+come; at the end the faster variant of every cell is in DIR/records.csv and all of them are in DIR/placements.csv.
+--limit-s: no request is begun when so much time has passed. Run again with the same --out, it goes on where it
+stopped, and measures again what failed.
+
+--tokens FILE: the target's own greedy tokens of a run on the same weights (reference_tokens.jsonl of a comparison), for
+exact_match; --report with it fills exact_match of what was measured before there was such a file, on any machine.
 
 A machine without internet gets the engines' packages as files: serving_pack.sh beside this makes them.
 """
@@ -14,23 +18,19 @@ A machine without internet gets the engines' packages as files: serving_pack.sh 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from harness import catalogue, environment
+from harness import catalogue, environment, gpu_guard
 from harness.cells import Skip, expand
-from harness.columns import NAMES
 from harness.config import RunConfig, SystemEntry, run_config
 from harness.grid import PlannedGroup, RunPlan, _planned, plan_run
 from harness.launch import seats
@@ -39,7 +39,8 @@ from harness.prompt_ids import IdSource
 from harness.records import RecordFile
 from harness.reference_tokens import ReferenceTokens
 from harness.weights_in_memory import in_memory_spec
-from scripts.gpu.together import Cell, measure_together
+from scripts.gpu.serving_report import bring_tokens, report_better
+from scripts.gpu.together import Cell, measure_alone, measure_together
 from specter_core.errors import UserError
 
 KINDS = {"llama_cpp": ("placement", ("experts", "layers")), "vllm": ("offloader", ("uva", "prefetch"))}
@@ -49,8 +50,12 @@ BRIEF_TOKENS, WARMUP_TOKENS = 32, 16
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     out: Path = options.out
+    left = None
     try:
-        left = run(options)
+        if options.tokens is not None:
+            bring_tokens(options.tokens, out / "measured" / "reference_tokens.jsonl")
+        if not options.report:
+            left = run(options)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -89,15 +94,18 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tokens", type=Path, help="reference_tokens.jsonl of an earlier run")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--limit-s", type=float, default=1e9)
+    parser.add_argument("--load-timeout-s", type=float, default=240.0)
+    parser.add_argument("--report", action="store_true", help="measure nothing, write the two files again")
+    parser.add_argument("--no-guard", action="store_true", help="measure although another process may use the card")
     return parser
 
 
 def entries(options: argparse.Namespace) -> Iterator[SystemEntry]:
-    """The system as conf/ has it, once per thing to measure: resident first, then every kind."""
+    """The system as conf/ has it, once per thing to measure, in the order of their worth."""
     option, kinds = KINDS[options.system]
     given = {key: json.loads(value) for key, _, value in (text.partition("=") for text in options.set)}
     given["python"] = options.python
-    for kind in options.kinds or ("resident", *kinds):
+    for kind in options.kinds or (kinds[0], "resident", *kinds[1:]):
         name = f"{options.system}_resident" if kind == "resident" else options.system
         entry = SystemEntry(name=name, **catalogue.load("system", name))
         own = {} if kind == "resident" else {option: kind}
@@ -109,44 +117,39 @@ def run(options: argparse.Namespace) -> int:
     until = time.monotonic() + options.limit_s
     measured = options.out / "measured"
     measured.mkdir(parents=True, exist_ok=True)
-    if options.tokens is not None and options.tokens.exists():
-        shutil.copyfile(options.tokens, measured / "reference_tokens.jsonl")
     records = RecordFile(measured / "records.csv", _notice)
     source, commit = IdSource(options.ids, prompts=max(options.batch)), environment.git_commit()
     captured: dict[str, Any] = {}
-    cells: list[Cell] = []
+    cells: list[tuple[int, Cell]] = []
     for model in options.models:
-        for entry in entries(options):
+        for rank, entry in enumerate(entries(options)):
             config = _config(options, model, entry)
             plan = _unmeasured(config, source) if options.write_off else plan_run(config, source)
-            hashes = {name: spec.weights_hash for name, spec in plan.models.items()}
             if not options.write_off:
                 captured = captured or _environment(measured / "environment.json", plan.device, commit)
-                environment.write(measured / "environment.json", captured | {"weights": hashes})
+                captured["weights"] |= {name: spec.weights_hash for name, spec in plan.models.items()}
+                environment.write(measured / "environment.json", captured)
             measurement = Measurement(
                 config=config, records=records, reference=ReferenceTokens(measured / "reference_tokens.jsonl"),
                 logs=measured / "workers", git_commit=commit, notice=_notice, advance=lambda _: None, until=until,
             )  # fmt: skip
             cells += [
-                Cell(measurement, p, source.warmup(p.model, p.group.setting.prefix_tokens))
+                (rank, Cell(measurement, p, source.warmup(p.model, p.group.setting.prefix_tokens)))
                 for p in plan.groups
                 if measurement.unfinished(p) and wanted(options, p)
             ]
     gpu = seats(plan.device, 1 if plan.device == "cuda" else None)[0]
-    if options.write_off:
-        for cell in cells:
+    if plan.device == "cuda" and not (options.no_guard or options.write_off):
+        gpu_guard.check_free(gpu)
+    if options.together:
+        measure_together([cell for _, cell in sorted(cells, key=lambda ranked: ranked[0])], gpu, _notice)
+    for cell in () if options.together else (cell for _, cell in cells):
+        if options.write_off:
             for batch in cell.measurement.unfinished(cell.planned):
                 cell.measurement.write_off(cell.planned, batch, options.write_off)
-    elif options.together:
-        measure_together(cells, gpu, _notice)
-    else:
-        for cell in cells:
-            start = time.monotonic()
-            cell.measurement.run(cell.planned, cell.planned.model, cell.warmup, gpu)
-            cell.measurement.close()
-            group = cell.planned.group
-            _notice(f"{time.monotonic() - start:5.1f} s {group.name} {group.system.options}")
-    return sum(len(set(cell.planned.keys) - records.done) for cell in cells)
+        else:
+            measure_alone(cell, gpu, _notice)
+    return sum(len(set(cell.planned.keys) - records.done) for _, cell in cells)
 
 
 def _unmeasured(config: RunConfig, source: IdSource) -> RunPlan:
@@ -172,7 +175,7 @@ def _environment(path: Path, device: str, commit: str) -> dict[str, Any]:
     """That of an earlier call on the same machine, or a new one."""
     if path.exists() and (found := dict(json.loads(path.read_text())))["git_commit"] == commit:
         return found
-    return environment.capture(device, None, {}, commit)
+    return environment.capture(device, None, {}, commit)  # "weights" in it is filled by the caller
 
 
 def _config(options: argparse.Namespace, model: str, entry: SystemEntry) -> RunConfig:
@@ -187,45 +190,14 @@ def _config(options: argparse.Namespace, model: str, entry: SystemEntry) -> RunC
         "memories": {name: catalogue.load("memory", name) for name in memories},
         "links": {"native": catalogue.load("link", "native")},
         "datasets": {n: catalogue.load("dataset", n) for n in options.datasets[: 1 if brief else None]},
-        "launcher": catalogue.load("launcher", "local") | {"workers": "system", "restarts": 0, "load_timeout_s": 240.0},
+        "launcher": catalogue.load("launcher", "local") | {"workers": "system", "restarts": 0},
         "batch": options.batch, "prompts": max(options.batch),
         "new_tokens": [BRIEF_TOKENS if brief else options.new_tokens],
         "weights": options.weights, "device": options.device, "output": str(options.out / "measured"),
     }  # fmt: skip
     raw.pop("by_profile", None)
+    raw["launcher"]["load_timeout_s"] = options.load_timeout_s
     return replace(run_config(raw), systems=[entry])
-
-
-def report_better(out: Path) -> tuple[int, int]:
-    """placements.csv: every row; records.csv: those of the variant with the least mean TPOT of every (system, model,
-    memory, B), as the variant that conf/system names. Returns how many rows are in each."""
-    path = out / "measured" / "records.csv"
-    if not path.exists():
-        return 0, 0
-    with path.open(newline="") as file:
-        rows = list(csv.DictReader(file))
-    cells: dict[tuple[str, ...], dict[str, list[dict[str, str]]]] = {}
-    for row in rows:
-        cell = tuple(row[c] for c in ("system", "model", "memory", "B"))
-        cells.setdefault(cell, {}).setdefault(row["variant"], []).append(row)
-    best: list[dict[str, str]] = []
-    for variants in cells.values():
-        means = {name: fmean(times) for name, own in variants.items() if (times := _times(own))}
-        chosen = min(means, key=lambda name: means[name]) if means else min(variants)
-        usual = "resident" if chosen == "resident" else "offload"
-        best += [row | {"variant": usual} for row in variants[chosen]]
-    for name, found in (("records.csv", best), ("placements.csv", rows)):
-        with (out / name).open("w", newline="") as file:
-            writer = csv.DictWriter(file, NAMES, extrasaction="ignore", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(found)
-    if (side := out / "measured" / "environment.json").exists():
-        shutil.copyfile(side, out / "environment.json")
-    return len(best), len(rows)
-
-
-def _times(rows: Sequence[dict[str, str]]) -> list[float]:
-    return [float(row["tpot_ms"]) for row in rows if row["status"] == "ok" and row["tpot_ms"]]
 
 
 def _notice(text: str) -> None:

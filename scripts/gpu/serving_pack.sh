@@ -1,10 +1,12 @@
 #!/bin/sh
 # Packs vLLM 0.25.1 for a GPU machine that has Python 3.12, torch 2.11 with CUDA 13 and transformers 5, but no internet:
-#     sh scripts/gpu/serving_pack.sh FOLDER PIECE_BYTES       -> FOLDER/vllm.part0, vllm.part1, … (121 MB in all)
-# Left out: what runs on other cards (FlashAttention 2, SM100 kernels), headers, other Pythons, static libraries.
+#     sh scripts/gpu/serving_pack.sh FOLDER PIECE_BYTES       -> FOLDER/vllm.part0, vllm.part1, … (37 MB in all)
+# Left out: what runs on other cards than Hopper (FlashAttention 2, SM100 kernels, their machine code in libraries with
+# code for several cards: one_card.py), headers, other Pythons, static libraries.
 # llama.cpp: a wheel built there with `make baseline-llama CUDA=1`, unpacked and packed as FOLDER/llama.tar.xz.
 set -e
-folder=$1 piece=$2
+mkdir -p "$1"
+folder=$(cd "$1" && pwd) piece=$2 here=$(cd "$(dirname "$0")" && pwd)
 work=$(mktemp -d)
 python3 -m pip install --quiet --no-deps --no-compile --target "$work/site" --only-binary=:all: --implementation cp \
     --python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
@@ -16,8 +18,8 @@ rm -rf vllm/vllm-rs vllm/_qutlass_C.abi3.so vllm/vllm_flash_attn/_vllm_fa2_C.abi
     vllm/third_party/deep_gemm/include vllm/entrypoints/serve/instrumentator/static xgrammar/lib/*.a bin
 find . -name '*.cpython-31[0134]-*.so' -delete
 strip --strip-unneeded xgrammar/*.so
+python3 "$here/one_card.py" 90 vllm/*.so
 tar c . | xz -6 -T0 > "$work/vllm.tar.xz"
-mkdir -p "$folder"
 split -b "$piece" -d -a 1 "$work/vllm.tar.xz" "$folder/vllm.part"
 rm -rf "$work"
 ls -l "$folder"

@@ -8,7 +8,7 @@ cat "$packed"/vllm.part* | xz -dc -T0 | tar x -C "$site"
 python3 -m compileall -q -j 0 "$site" >/dev/null 2>&1 || true
 cat > "$site/python" <<END
 #!/bin/sh
-PYTHONPATH=$site:\$PYTHONPATH exec python3 "\$@"
+PYTHONPATH=$site:\$PYTHONPATH VLLM_CACHE_ROOT=$site/cache exec python3 "\$@"
 END
 chmod +x "$site/python"
 echo "$site/python"
