@@ -16,7 +16,7 @@ class CountingEngine:
         self.facts = facts
         self._fail("load")
         print("engine chatter on stdout")
-        return {"pid": os.getpid(), "echo": facts, "version": "fake", "offloaded_bytes": 0}
+        return {"pid": os.getpid(), "echo": facts, "version": "fake", "offloaded_bytes": 0, "reserved_bytes": 0}
 
     def generate(self, requests: list[dict[str, Any]], step: Step) -> dict[str, Any]:
         self._fail("generate")

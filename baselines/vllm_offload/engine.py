@@ -13,6 +13,7 @@ VARIABLES = {
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the second one ignores cpu_offload_gb and says nothing
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_USE_FLASHINFER_SAMPLER": "0",
     "VLLM_USE_DEEP_GEMM": "0",  # FP8 only
     "HF_HUB_OFFLINE": "1",
@@ -43,6 +44,8 @@ class Vllm:
         from vllm.engine.arg_utils import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+        if facts["load_format"] == "dummy" and facts["device"] == "cuda":
+            draw_on_the_device(self.torch)
         offload = {k: set(v) if isinstance(v, list) else v for k, v in facts["offload"].items()}
         batch, length = facts["batch"], facts["max_sequence"]
         sizes = sorted({1, batch} | {n for n in (2, 4, 8, 16, 24, 32) if n < batch})
@@ -70,7 +73,12 @@ class Vllm:
         moved = offloaded_bytes()
         if facts["offloads"] and not moved:
             raise Refusal(f"vllm {vllm.__version__} moved no weights to the host although told to; try 0.25.1")
-        return {"version": vllm.__version__, "load_s": time.monotonic() - start, "offloaded_bytes": moved}
+        return {
+            "version": vllm.__version__,
+            "load_s": time.monotonic() - start,
+            "offloaded_bytes": moved,
+            "reserved_bytes": self.torch.cuda.memory_reserved() if facts["device"] == "cuda" else 0,
+        }
 
     def generate(self, requests: list[dict[str, Any]], step: Step) -> dict[str, Any]:
         from vllm import SamplingParams
@@ -113,6 +121,23 @@ class Vllm:
 
     def close(self) -> None:
         self.engine = None
+
+
+def draw_on_the_device(torch: Any) -> None:
+    """Dummy weights that lie in host memory (prefetch) are drawn on the device: a second instead of a minute."""
+    from vllm.model_executor.model_loader import weight_utils
+
+    draw = weight_utils.initialize_single_dummy_weight
+
+    def drawn(parameter: Any, *arguments: Any, **named: Any) -> None:
+        if parameter.device.type == "cpu" and parameter.is_floating_point():
+            made = torch.empty_like(parameter.data, device="cuda")
+            draw(made, *arguments, **named)
+            parameter.data.copy_(made)
+        else:
+            draw(parameter, *arguments, **named)
+
+    weight_utils.initialize_single_dummy_weight = drawn
 
 
 def offloaded_bytes() -> int:

@@ -96,7 +96,7 @@ class VllmSystem:
         self.facts = ready
         if card is not None:
             used = process_bytes(self.process.pid)
-            used = device_bytes().used - card.used if used is None else used
+            used = ready["reserved_bytes"] if used is None else used  # torch's part, where NVML knows no processes
             print(f"vLLM {plan}: {ready}, {used} bytes on the device")
             check_offloaded(budget, used, ready)
 

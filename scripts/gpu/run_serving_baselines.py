@@ -77,10 +77,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--memories", **names("high,low"))
     parser.add_argument("--kinds", type=lambda text: text.split(","), help="resident and placements; default: all")
     parser.add_argument(
-        "--brief", type=lambda text: text.split(","), default=[], help="kinds with one prompt, 32 tokens"
+        "--brief", type=lambda text: text.split(","), default=[], help="kinds with one prompt, B = 1, 32 tokens"
     )
     parser.add_argument("--write-off", metavar="REASON", help="a row with this reason for everything not measured")
-    parser.add_argument("--only", **names("*/*/*"), help="patterns of MODEL/KIND/MEMORY")
+    parser.add_argument("--only", **names("*"), help="patterns of MODEL/KIND/MEMORY/B")
     parser.add_argument(
         "--together", action="store_true", help="start all engines at once, measure one after the other"
     )
@@ -118,17 +118,18 @@ def run(options: argparse.Namespace) -> int:
     measured = options.out / "measured"
     measured.mkdir(parents=True, exist_ok=True)
     records = RecordFile(measured / "records.csv", _notice)
-    source, commit = IdSource(options.ids, prompts=max(options.batch)), environment.git_commit()
+    commit = environment.git_commit()
     captured: dict[str, Any] = {}
     cells: list[tuple[int, Cell]] = []
     for model in options.models:
         for rank, entry in enumerate(entries(options)):
             config = _config(options, model, entry)
+            source = IdSource(options.ids, prompts=config.prompts)
             plan = _unmeasured(config, source) if options.write_off else plan_run(config, source)
             if not options.write_off:
                 captured = captured or _environment(measured / "environment.json", plan.device, commit)
-                captured["weights"] |= {name: spec.weights_hash for name, spec in plan.models.items()}
-                environment.write(measured / "environment.json", captured)
+                hashes = {name: spec.weights_hash for name, spec in plan.models.items()}
+                environment.write(measured / "environment.json", captured | {"weights": hashes})
             measurement = Measurement(
                 config=config, records=records, reference=ReferenceTokens(measured / "reference_tokens.jsonl"),
                 logs=measured / "workers", git_commit=commit, notice=_notice, advance=lambda _: None, until=until,
@@ -168,20 +169,22 @@ def wanted(options: argparse.Namespace, planned: PlannedGroup) -> bool:
     """Whether --only names the cell."""
     chosen = planned.group.system.options
     kind = "resident" if chosen["variant"] == "resident" else chosen[KINDS[options.system][0]]
-    return any(fnmatch(f"{planned.model.name}/{kind}/{planned.memory.label}", pattern) for pattern in options.only)
+    cell = f"{planned.model.name}/{kind}/{planned.memory.label}/{planned.memory.batch}"
+    return any(fnmatch(cell, pattern) for pattern in options.only)
 
 
 def _environment(path: Path, device: str, commit: str) -> dict[str, Any]:
     """That of an earlier call on the same machine, or a new one."""
     if path.exists() and (found := dict(json.loads(path.read_text())))["git_commit"] == commit:
         return found
-    return environment.capture(device, None, {}, commit)  # "weights" in it is filled by the caller
+    return environment.capture(device, None, {}, commit)
 
 
 def _config(options: argparse.Namespace, model: str, entry: SystemEntry) -> RunConfig:
     """What Hydra would compose from conf/ for these options, for one system."""
     memories = options.memories if entry.budgeted else options.memories[:1]
     brief = entry.options.get(KINDS[options.system][0]) in options.brief
+    batch = [1] if brief else options.batch
     raw: dict[str, Any] = catalogue.load("sweep", "main") | {
         "profile": "paper", "threads": None, "seed": 0, "fresh": False, "depths": None, "figures": [], "repeats": 1,
         "warmup_tokens": WARMUP_TOKENS,
@@ -191,7 +194,7 @@ def _config(options: argparse.Namespace, model: str, entry: SystemEntry) -> RunC
         "links": {"native": catalogue.load("link", "native")},
         "datasets": {n: catalogue.load("dataset", n) for n in options.datasets[: 1 if brief else None]},
         "launcher": catalogue.load("launcher", "local") | {"workers": "system", "restarts": 0},
-        "batch": options.batch, "prompts": max(options.batch),
+        "batch": batch, "prompts": max(batch),
         "new_tokens": [BRIEF_TOKENS if brief else options.new_tokens],
         "weights": options.weights, "device": options.device, "output": str(options.out / "measured"),
     }  # fmt: skip
