@@ -55,8 +55,8 @@ class DeviceRuntime(Protocol):
 
     @property
     def pdl(self) -> bool:
-        """Whether programmatic dependent launches and bulk fetches into the L2 work here. Passes of one row gain,
-        those of more rows lose (results/h200/kernels).
+        """Whether programmatic dependent launches work here: passes of one row gain, those of more rows lose by them
+        (results/h200/kernels).
         """
         ...
 

@@ -25,8 +25,6 @@ from specter_core.trace import Trace
 
 PREFILL_ROWS = 64
 FIRST_BUCKET = 512
-FETCH_BYTES = 24_000_000
-"""Weights on their way ahead of a product: about half of the L2, in which the next products read them."""
 
 
 def kv_bucket(positions: int, capacity: int) -> int:
@@ -42,10 +40,7 @@ class _Step:
 
     def __init__(self, owner: GraphDraftPass, kv: KVCache, bucket: int) -> None:
         config, runtime = owner.decoder.config, owner.runtime
-        self.step = FusedPass(
-            owner.weights, config, kv, owner.tables(kv), 1, bucket, Preset.DRAFT,
-            pdl=runtime.pdl, fetch_bytes=FETCH_BYTES if runtime.pdl else 0,
-        )  # fmt: skip
+        self.step = FusedPass(owner.weights, config, kv, owner.tables(kv), 1, bucket, Preset.DRAFT, pdl=runtime.pdl)
         device = self.step.tokens.device
         self.depths = torch.zeros(kv.batch, dtype=torch.int64, device=device)
         self.drafted = torch.zeros(kv.batch, dtype=torch.int64, device=device)

@@ -10,7 +10,6 @@ from torch import Tensor
 from specter_core.model.config import ModelConfig
 from specter_core.model.fused_weights import FusedWeights, GqaWeights, LayerWeights, MlaWeights
 from specter_core.model.kernels.attention import combine_splits, gqa_splits
-from specter_core.model.kernels.fetch import Ahead
 from specter_core.model.kernels.gemv import gemv
 from specter_core.model.kernels.linear import NormWeights, linear
 from specter_core.model.kernels.mla import mla_prepare
@@ -33,8 +32,7 @@ class FusedPass:
     Buffers: tokens, positions, context int64 [R], valid bool [R]; x, normed [R, H]; ids int64 [R, k], weights
     float32 [R, k]; routed float32 [R, H]; logits float32 [R, V]; chosen int64 [R]. bucket: every valid position is
     below it; no bit depends on it, on B, T or the other rows. Passes with one preset agree bit for bit. pdl:
-    programmatic dependent launches (kernels/pdl.py), fetch_bytes: weights that attention and routing ask for ahead
-    (kernels/fetch.py), 0: none; both for CUDA only.
+    programmatic dependent launches (kernels/pdl.py), for CUDA only.
     """
 
     def __init__(
@@ -48,13 +46,12 @@ class FusedPass:
         preset: Preset,
         *,
         pdl: bool = False,
-        fetch_bytes: int = 0,
     ) -> None:
         embedding = weights.head.embedding
         rows, device, dtype = kv.batch * steps, embedding.device, embedding.dtype
         self._weights, self._config, self._kv, self._tables = weights, config, kv, tables
         self._bucket, self._preset = min(bucket, kv.capacity), preset
-        self._pdl, self._fetch_bytes = pdl, fetch_bytes
+        self._pdl = pdl
         self._draft = preset is Preset.DRAFT
         self._row_tile = 16 if self._draft else 32
 
@@ -130,7 +127,6 @@ class FusedPass:
             jitter=config.router.jitter,
             counters=counters,
             gate=self._gate if layer.gated else None,
-            ahead=Ahead.of(layer.mlp_down, self._first_of(index + 1), self._fetch_bytes),
             pdl=self._pdl,
         )
 
@@ -175,7 +171,6 @@ class FusedPass:
             self._query,
             cache,
             row_tile=self._row_tile,
-            ahead=Ahead.of(attention.output, layer.gate_up, self._fetch_bytes),
             pdl=self._pdl,
         )
         mla_splits(
@@ -195,19 +190,11 @@ class FusedPass:
     def _grouped(self, index: int, layer: LayerWeights, attention: GqaWeights) -> None:
         self._linear(self.x, attention.qkv, self._projected, bias=attention.qkv_bias, norm=layer.input_norm)
         keys, values = self._kv.keys[index], self._kv.values[index]
-        ahead = Ahead.of(attention.output, layer.gate_up, self._fetch_bytes)
-        rope_append(self._projected, self._query, keys, values, self.rows, self._tables, ahead, pdl=self._pdl)
+        rope_append(self._projected, self._query, keys, values, self.rows, self._tables, pdl=self._pdl)
         gqa_splits(
             self._query, keys, values, self.rows, self._config.attention_scale, self._bucket, self._part, pdl=self._pdl
         )
         combine_splits(self._part, self.rows, self._bucket, self._mixed.view(self._query.shape), pdl=self._pdl)
-
-    def _first_of(self, index: int) -> Tensor:
-        """The weight of the first product of decoder layer `index`, or the head's behind the last layer."""
-        if index == len(self._weights.layers):
-            return self._weights.head.head
-        attention = self._weights.layers[index].attention
-        return attention.qkv if isinstance(attention, GqaWeights) else attention.down
 
     def _mlp(
         self, layer: LayerWeights, x: Tensor, norm: NormWeights | None, addend: Tensor | None, row_gate: Tensor | None

@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter_core.model.kernels.fetch import PROGRAMS, Ahead, fetch_ahead, fetch_options
 from specter_core.model.kernels.pdl import begin, launch_options
 from specter_core.model.kernels.rope import RopeTables, RowTensors, rotated
 from specter_core.model.kernels.tiles import power_of_two
@@ -20,12 +19,11 @@ from specter_core.model.kernels.tiles import power_of_two
 @triton.jit(do_not_specialize=["R", "steps", "kv_start", "switch"])
 def _mla_prepare_kernel(
     q_nope, q_rope, k_rope, latent, key_up, norm_weight, cos, sin, positions, valid, context, q_latent, cache,
-    R, stride_nope, stride_rope, stride_key, stride_latent, steps, kv_start, switch, eps, ahead, further,
+    R, stride_nope, stride_rope, stride_key, stride_latent, steps, kv_start, switch, eps,
     CAPACITY: tl.constexpr, HEADS: tl.constexpr, NOPE: tl.constexpr, RANK: tl.constexpr,
     ROPE: tl.constexpr, ROWS: tl.constexpr, BLOCK_NOPE: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_RANK: tl.constexpr, BLOCK_ROPE: tl.constexpr, BLOCK_H: tl.constexpr, POSITIONS: tl.constexpr,
-    SIDES: tl.constexpr, INTERLEAVED: tl.constexpr, AHEAD: tl.constexpr, FURTHER: tl.constexpr,
-    FETCHERS: tl.constexpr, PDL: tl.constexpr,
+    SIDES: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     TILES: tl.constexpr = (RANK + BLOCK_N - 1) // BLOCK_N
@@ -45,7 +43,7 @@ def _mla_prepare_kernel(
         y = tl.dot(a, w, input_precision="ieee")
         at = q_latent + (rows * HEADS + head)[:, None] * WIDTH + c[None, :]
         tl.store(at, y.to(q_latent.dtype.element_ty), mask=row_mask[:, None] & (c < RANK)[None, :])
-    elif job < HEADS * TILES + ROWS:
+    else:
         row = tl.program_id(0) * ROWS + job - HEADS * TILES
         if row < R:
             is_valid = tl.load(valid + row) != 0
@@ -70,21 +68,18 @@ def _mla_prepare_kernel(
             entry = entry * tl.rsqrt(tl.sum(entry * entry, axis=0) / RANK + eps)
             entry = entry * tl.load(norm_weight + c, mask=c < RANK, other=0.0).to(tl.float32)
             tl.store(target + c, entry.to(cache.dtype.element_ty), mask=c < RANK)
-    elif tl.program_id(0) == 0:
-        fetch_ahead(job - HEADS * TILES - ROWS, ahead, further, AHEAD, FURTHER, FETCHERS, 128)
 
 
 def mla_prepare(
     q_nope: Tensor, q_rope: Tensor, k_rope: Tensor, latent: Tensor, key_up: Tensor, norm_weight: Tensor, eps: float,
-    rows: RowTensors, tables: RopeTables, q_latent: Tensor, cache: Tensor, *, row_tile: int = 16,
-    ahead: Ahead | None = None, pdl: bool = False,
+    rows: RowTensors, tables: RopeTables, q_latent: Tensor, cache: Tensor, *, row_tile: int = 16, pdl: bool = False,
 ) -> None:  # fmt: skip
     """One layer's queries in latent space, and its latent cache entries.
 
     q_nope [R, heads·nope], q_rope [R, heads·rope], k_rope [R, rope], latent [R, rank], each possibly a part of wider
     rows; key_up W_uk [heads, nope, rank]. Writes q_latent [R, heads, rank+rope] (absorbed | rotated) and cache
     [B, S_max+1, rank+rope] (RMS-normed latent | rotated shared key) at (kv_start + b, position); invalid rows write
-    at S_max. ahead: weights to fetch beside.
+    at S_max.
     """
     count, heads, width = q_latent.shape
     _, nope, rank = key_up.shape
@@ -96,8 +91,7 @@ def mla_prepare(
     assert cache.is_contiguous() and q_latent.is_contiguous() and cache.shape[2] == width
     assert tables.cos.shape[-1] == rope
     block_n = min(64, max(16, power_of_two(rank)))
-    fetch, fetchers = fetch_options(ahead, q_latent)
-    _mla_prepare_kernel[(triton.cdiv(count, row_tile), heads * triton.cdiv(rank, block_n) + row_tile + fetchers)](
+    _mla_prepare_kernel[(triton.cdiv(count, row_tile), heads * triton.cdiv(rank, block_n) + row_tile)](
         q_nope, q_rope, k_rope, latent, key_up, norm_weight, tables.cos, tables.sin,
         rows.positions, rows.valid, rows.context, q_latent, cache,
         count, q_nope.stride(0), q_rope.stride(0), k_rope.stride(0), latent.stride(0),
@@ -105,6 +99,5 @@ def mla_prepare(
         CAPACITY=cache.shape[1] - 1, HEADS=heads, NOPE=nope, RANK=rank, ROPE=rope, ROWS=row_tile,
         BLOCK_NOPE=max(16, power_of_two(nope)), BLOCK_N=block_n, BLOCK_RANK=power_of_two(rank),
         BLOCK_ROPE=power_of_two(rope), BLOCK_H=power_of_two(heads), POSITIONS=tables.cos.shape[1],
-        SIDES=tables.cos.shape[0], INTERLEAVED=tables.interleaved, FETCHERS=PROGRAMS, num_warps=4, **fetch,
-        **launch_options(pdl),
+        SIDES=tables.cos.shape[0], INTERLEAVED=tables.interleaved, num_warps=4, **launch_options(pdl),
     )  # fmt: skip

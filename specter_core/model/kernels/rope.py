@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter_core.model.kernels.fetch import PROGRAMS, Ahead, fetch_ahead, fetch_options
 from specter_core.model.kernels.pdl import begin, launch_options
 from specter_core.model.kernels.tiles import power_of_two
 
@@ -60,19 +59,13 @@ def rotated(x, d, dim_mask, position, side, cos, sin, POSITIONS: tl.constexpr, D
 
 @triton.jit(do_not_specialize=["steps", "kv_start", "switch"])
 def _rope_append_kernel(
-    qkv, q_out, k_cache, v_cache, positions, valid, context, cos, sin,
-    stride_qkv, steps, kv_start, switch, ahead, further,
+    qkv, q_out, k_cache, v_cache, positions, valid, context, cos, sin, stride_qkv, steps, kv_start, switch,
     CAPACITY: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    POSITIONS: tl.constexpr, SIDES: tl.constexpr, INTERLEAVED: tl.constexpr, AHEAD: tl.constexpr,
-    FURTHER: tl.constexpr, FETCHERS: tl.constexpr, PDL: tl.constexpr,
+    POSITIONS: tl.constexpr, SIDES: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     row = tl.program_id(0)
     head = tl.program_id(1)
-    if head >= HEADS + KV_HEADS:
-        if row == 0:
-            fetch_ahead(head - HEADS - KV_HEADS, ahead, further, AHEAD, FURTHER, FETCHERS, 32)
-        return
     d = tl.arange(0, BLOCK_D)
     dim_mask = d < D
     is_valid = tl.load(valid + row) != 0
@@ -101,24 +94,21 @@ def rope_append(
     v_cache: Tensor,
     rows: RowTensors,
     tables: RopeTables,
-    ahead: Ahead | None = None,
     pdl: bool = False,
 ) -> None:
     """qkv [R, (heads + 2·kv_heads)·d] -> rotated q in q_out [R, heads, d]; k (rotated) and v into the caches.
 
     Caches [B, S_max+1, kv_heads, d] contiguous, written at (kv_start + b, position); invalid rows write at S_max.
-    ahead: weights to fetch beside.
     """
     count, heads, d = q_out.shape
     _, slots, kv_heads, _ = k_cache.shape
     assert qkv.shape == (count, (heads + 2 * kv_heads) * d) and qkv.stride(1) == 1
     assert k_cache.is_contiguous() and v_cache.is_contiguous() and q_out.is_contiguous()
     assert tables.cos.shape[-1] == d and tables.cos.is_contiguous() and tables.sin.is_contiguous()
-    fetch, fetchers = fetch_options(ahead, qkv)
-    _rope_append_kernel[(count, heads + kv_heads + fetchers)](
+    _rope_append_kernel[(count, heads + kv_heads)](
         qkv, q_out, k_cache, v_cache, rows.positions, rows.valid, rows.context, tables.cos, tables.sin,
         qkv.stride(0), rows.steps, rows.kv_start, tables.switch,
         CAPACITY=slots - 1, HEADS=heads, KV_HEADS=kv_heads, D=d, BLOCK_D=power_of_two(d),
-        POSITIONS=tables.cos.shape[1], SIDES=tables.cos.shape[0], INTERLEAVED=tables.interleaved, FETCHERS=PROGRAMS,
-        num_warps=1, **fetch, **launch_options(pdl),
+        POSITIONS=tables.cos.shape[1], SIDES=tables.cos.shape[0], INTERLEAVED=tables.interleaved, num_warps=1,
+        **launch_options(pdl),
     )  # fmt: skip

@@ -7,7 +7,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter_core.model.kernels.fetch import PROGRAMS, Ahead, fetch_ahead, fetch_options
 from specter_core.model.kernels.pdl import begin, launch_options
 from specter_core.model.kernels.rope import RowTensors
 from specter_core.model.kernels.tiles import power_of_two
@@ -32,16 +31,13 @@ def _sparsemixer_weight(scores, best, at, e, chosen, TIE):
 
 @triton.jit(do_not_specialize=["R"])
 def _route_kernel(
-    logits, valid, ids, weights, counters, gate, R, stride_logits, scaling, tie, ahead, further,
+    logits, valid, ids, weights, counters, gate, R, stride_logits, scaling, tie,
     EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, TOP_K: tl.constexpr, NORMALISE: tl.constexpr,
     SPARSEMIXER: tl.constexpr, HAS_VALID: tl.constexpr, COUNT: tl.constexpr, PARTS: tl.constexpr,
-    GATE: tl.constexpr, AHEAD: tl.constexpr, FURTHER: tl.constexpr, FETCHERS: tl.constexpr, PDL: tl.constexpr,
+    GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     row = tl.program_id(0)
-    if row >= R:
-        fetch_ahead(row - R, ahead, further, AHEAD, FURTHER, FETCHERS, 32)
-        return
     e = tl.arange(0, BLOCK_E)
     live = row >= 0
     if HAS_VALID:
@@ -78,7 +74,7 @@ def _route_kernel(
 def route(
     logits: Tensor, ids: Tensor, weights: Tensor, *, rows: RowTensors | None, experts: int, scaling: float = 1.0,
     normalise: bool = False, jitter: float | None = None, counters: Tensor | None = None,
-    gate: Tensor | None = None, ahead: Ahead | None = None, pdl: bool = False,
+    gate: Tensor | None = None, pdl: bool = False,
 ) -> None:  # fmt: skip
     """Choose k experts per row: logits float32 [R, ≥ experts] -> ids int64 [R, k] ascending, weights float32 [R, k].
 
@@ -86,7 +82,7 @@ def route(
     and goes there (the shared expert's gate). Weights are softmax probabilities over all experts times scaling,
     divided by their sum first when normalise; with jitter they are PhiMoE's sparsemixer weights. Invalid rows get
     id -1 and weight 0. counters int32 [E]: ELB of this layer, one added per chosen expert of a valid row (paper,
-    section on the Pattern Analyzer). ahead: weights to fetch beside.
+    section on the Pattern Analyzer).
     """
     count, top_k = ids.shape
     parts = logits.shape[0] if logits.dim() == 3 else 1
@@ -94,11 +90,10 @@ def route(
     assert logits.shape[-2] == count and logits.shape[-1] >= width and experts >= top_k and logits.stride(-1) == 1
     assert parts == 1 or logits.stride(0) == count * logits.stride(1)
     assert ids.is_contiguous() and weights.is_contiguous()
-    fetch, fetchers = fetch_options(ahead, logits)
-    _route_kernel[(count + fetchers,)](
+    _route_kernel[(count,)](
         logits, rows.valid if rows else ids, ids, weights, ids if counters is None else counters,
         weights if gate is None else gate, count, logits.stride(-2), scaling, 2.0 * (jitter or 0.0),
         EXPERTS=experts, BLOCK_E=power_of_two(width), TOP_K=top_k, NORMALISE=normalise,
         SPARSEMIXER=jitter is not None, HAS_VALID=rows is not None, COUNT=counters is not None,
-        PARTS=parts, GATE=int(gate is not None), FETCHERS=PROGRAMS, num_warps=1, **fetch, **launch_options(pdl),
+        PARTS=parts, GATE=int(gate is not None), num_warps=1, **launch_options(pdl),
     )  # fmt: skip
