@@ -8,6 +8,7 @@ from specter_core.device_runtime import CudaRuntime, DeviceRuntime
 from specter_core.device_timeline import DeviceTimeline
 from specter_core.draft.draft_graph import GraphDraftPass
 from specter_core.draft.experts import DraftExpertPath
+from specter_core.draft.kernels.layouts import path_of
 from specter_core.draft.kernels.path import FusedExpertPath
 from specter_core.errors import UserError
 from specter_core.memory.expert_loader import ExpertLoader
@@ -88,9 +89,10 @@ class CudaParts:
         )  # fmt: skip
 
     def _fused_experts(self) -> DraftExpertsPath:
-        """The draft in the kernels' layout, once per loaded model."""
+        """The draft in its kernels' layout, once per loaded model."""
         model, config = self._model, self._model.decoder.config
         if model.fused_draft is None:
             assert model.draft is not None
-            model.fused_draft = FusedExpertPath(model.draft, config.top_k, model.decoder.device, pdl=self._runtime.pdl)
+            path = path_of(model.store.layout.encoding)
+            model.fused_draft = path(model.draft, config.top_k, model.decoder.device, pdl=self._runtime.pdl)
         return model.fused_draft

@@ -24,7 +24,7 @@ from specter_core.opening import COMPUTE_DTYPES, LoadedModel
 from specter_core.types import ExpertKey
 
 if TYPE_CHECKING:
-    from specter_core.draft.kernels.path import FusedExpertPath
+    from specter_core.draft.kernels.block_path import BlockExpertPath
 
 
 def build_decoder(spec: SyntheticSpec, device: torch.device | str) -> Decoder:
@@ -120,11 +120,11 @@ def _add_draft(model: LoadedModel, spec: SyntheticSpec, target: torch.device, fu
     if model.runtime is None or not fused:
         model.draft = draft_from_store(spec, model.store, target, noise=noise, locked=True)
         return
-    from specter_core.draft.kernels.path import FusedExpertPath
+    from specter_core.draft.kernels.block_path import BlockExpertPath
 
     config = spec.model_config
     layers = draft_layers(model.store, target, noise=noise)
-    path = FusedExpertPath.from_layers(
+    path = BlockExpertPath.from_layers(
         layers, config.hidden, config.expert_width, config.top_k, target, pdl=model.runtime.pdl
     )
     model.fused_kind = "rtn"
@@ -132,7 +132,7 @@ def _add_draft(model: LoadedModel, spec: SyntheticSpec, target: torch.device, fu
     model.fused_draft = path
 
 
-def _compact(path: FusedExpertPath) -> None:
+def _compact(path: BlockExpertPath) -> None:
     """Copies each matrix once: it moves into a hole that making the layers has left, and its own place, which kept a
     large block from going back to the device, is free. A budget then loses less to the allocator."""
     torch.cuda.empty_cache()

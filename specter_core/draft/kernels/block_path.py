@@ -1,4 +1,4 @@
-"""The draft's routed-expert path on tensor cores. Not the engine's: it has run on no GPU yet (LOG.md)."""
+"""The draft's routed-expert path on a CUDA device, on its tensor cores."""
 
 from __future__ import annotations
 
