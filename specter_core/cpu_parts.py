@@ -45,4 +45,5 @@ class CpuParts:
     def draft(self, analyzer: PatternAnalyzer) -> DraftPass:
         assert self._model.draft is not None
         path = DraftExpertPath(self._model.draft, fused=self._options.fused_kernel)
-        return DraftPass(self._model.decoder, path, analyzer, shared_kv=self._options.shared_kv)
+        options = self._options
+        return DraftPass(self._model.decoder, path, analyzer, shared_kv=options.shared_kv, stop=options.draft_stop)

@@ -85,7 +85,8 @@ class CudaParts:
             experts = DraftExpertPath(model.draft.to(model.decoder.device), fused=False)
         return GraphDraftPass(
             model.decoder, self._weights, experts, analyzer, self._runtime, depth=options.depth,
-            shared_kv=options.shared_kv, graphs=options.graphs and options.fused_kernel, trace=self._trace,
+            shared_kv=options.shared_kv, stop=options.draft_stop, graphs=options.graphs and options.fused_kernel,
+            trace=self._trace,
         )  # fmt: skip
 
     def _fused_experts(self) -> DraftExpertsPath:

@@ -185,6 +185,11 @@ class SpecterEngine:
         snapshot: Snapshot | None = None
         taken = 0  # steps that the snapshot has seen
         for t in range(1, steps + 1):
+            if t > 1 and not self.draft.more(self._ahead if snapshot else 0):  # draft_stop
+                steps = t - 1
+                self.prefetcher.shorten_window(steps)
+                snapshot = self.analyzer.snapshot() if self._wants_plan(steps, boundary, steps) else None
+                break
             with self.trace.span("draft step", token=t):
                 self.draft.step()
             if t == 1:  # while the device is busy
@@ -199,8 +204,8 @@ class SpecterEngine:
             self._plan(snapshot, steps)
         self.prefetcher.end_of_draft()
         self.analyzer.clear()
+        depths, tokens, probs = self.draft.candidates()
         self.draft.end()
-        tokens, probs = self.draft.candidates()
         stats.draft_ms = (time.perf_counter_ns() - start_ns) / 1e6
         self._step_ms = stats.draft_ms / steps
         return Window(depths, tokens, probs)

@@ -17,7 +17,8 @@ VARIANTS = ("default", "paper")
 class EngineOptions:
     """Plain values; none of them changes a greedy token, whatever it is set to.
 
-    depth: K, draft tokens per window; 0 is plain autoregressive decoding.
+    depth: K, draft tokens per window; 0 is plain autoregressive decoding. draft_stop: a row drafts no further once the
+    estimated chance that the target agrees with all its tokens of this window is below it; 0: every row drafts K.
     initial_chunk_tokens: b_1, draft tokens before the first prefetch plan.
     verify: expert by expert for all rows, row by row, or expert by expert for one half of the batch after the other.
     shared_kv, shared_weights: the draft has no KV, no attention, embeddings … of its own. Without shared_weights the
@@ -34,6 +35,7 @@ class EngineOptions:
     """
 
     depth: int = 8
+    draft_stop: float = 0.0
     initial_chunk_tokens: int = 2
     prefetch: bool = True
     fused_kernel: bool = True
@@ -55,6 +57,8 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         _at_least("depth", self.depth, 0, "0 is plain decoding")
+        if not 0 <= self.draft_stop < 1:
+            raise UserError(f"draft_stop is {self.draft_stop}, outside [0, 1); use 0 to switch it off")
         _at_least("initial_chunk_tokens", self.initial_chunk_tokens, 1)
         _at_least("staging_slots", self.staging_slots, 0)
         _at_least("context_tokens", self.context_tokens, 2)
@@ -69,6 +73,7 @@ class EngineOptions:
         """The right-hand column of the switch table: no planned loads beyond drafting, uniform M, LRU per layer."""
         return replace(
             self,
+            draft_stop=0.0,
             prefetch=True,
             fused_kernel=True,
             hit_first=True,

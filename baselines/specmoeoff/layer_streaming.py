@@ -30,6 +30,9 @@ class RingCache(ExpertCache):
     def layer_slots(self, layer: int) -> Sequence[int]:
         return self._ring[layer]
 
+    def serves(self, layer: int, slot: int) -> bool:
+        return slot in self._ring[layer] or self.is_staging(slot)
+
 
 class LayerStreaming:
     """`Prefetching` and `LayerHook`: no routing is looked at, no expert is left out, nothing is kept.
@@ -56,6 +59,9 @@ class LayerStreaming:
 
     def on_boundary(self, counters: Tensor, drafted: int, timings: Timings) -> PrefetchPlan:
         raise AssertionError("streaming takes no snapshots")
+
+    def shorten_window(self, depth: int) -> None:
+        """No transfer depends on it."""
 
     def end_of_draft(self) -> None:
         self._loader.reap()

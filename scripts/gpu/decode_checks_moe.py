@@ -12,7 +12,7 @@ from scripts.gpu.decode_checks import Check, Env, bit_mismatches, relative_error
 from specter_core.model.config import RouterConfig
 from specter_core.model.kernels.rope import RowTensors
 from specter_core.model.kernels.router import route
-from specter_core.model.kernels.tokens import ARGMAX_BLOCK, append_tokens, argmax, embed
+from specter_core.model.kernels.tokens import ARGMAX_BLOCK, Margin, append_tokens, argmax, embed
 from specter_core.model.router import softmax_top_k, sparsemixer
 from specter_core.verify.kernels.combine_rows import combine_rows
 from specter_core.verify.kernels.group_rows import group_rows
@@ -141,16 +141,26 @@ def token_checks(env: Env, vocab: int, hidden: int, count: int) -> Iterator[Chec
     yield Check(f"embed {vocab}x{hidden}", bit_mismatches(rows, table[tokens]), 0.0)
     parts = -(-vocab // ARGMAX_BLOCK) * count
 
+    def parts_of_ids() -> Tensor:
+        return torch.full((parts,), -9, dtype=torch.int32, device=env.device)
+
     def choose(logits: Tensor) -> Tensor:
         out = torch.full((logits.shape[0],), -7, dtype=torch.int64, device=env.device)
-        part_id = torch.full((parts,), -9, dtype=torch.int32, device=env.device)
-        return argmax(logits, out, env.poison(parts, dtype=torch.float32), part_id)
+        return argmax(logits, out, env.poison(parts, dtype=torch.float32), parts_of_ids())
 
     logits = env.randint(-40, 4, count, vocab).float()
     logits[0] = -5.0
     best = logits.amax(dim=1, keepdim=True)
     first = torch.where(logits == best, torch.arange(vocab, device=env.device), vocab).amin(dim=1)
     yield Check(f"argmax {vocab}", float((choose(logits) != first).sum()), 0.0)
+    lead = Margin(env.poison(count, dtype=torch.float32), env.poison(parts, dtype=torch.float32))
+    chosen = torch.empty(count, dtype=torch.int64, device=env.device)
+    finer = logits + env.randn(count, vocab).float()
+    finer[0] = -5.0
+    argmax(finer, chosen, env.poison(parts, dtype=torch.float32), parts_of_ids(), lead)
+    two = finer.topk(2, dim=1).values
+    yield Check(f"argmax {vocab}: its lead", bit_mismatches(lead.out[:, None], two[:, :1] - two[:, 1:]), 0.0)
+    yield Check(f"argmax {vocab}: the same with its lead", float((chosen != choose(finer)).sum()), 0.0)
     yield Check(f"argmax {vocab} of NaN", float((choose(torch.full_like(logits, torch.nan)) != vocab - 1).sum()), 0.0)
 
     capacity = 7

@@ -9,12 +9,15 @@ from torch import Tensor
 
 from specter_core.device_runtime import DeviceRuntime
 from specter_core.draft.draft_pass import DraftPass
-from specter_core.draft.kernels.advance import advance, begin_window
+from specter_core.draft.kernels.advance import Stopping, advance, begin_window
+from specter_core.draft.stopping import SHARPNESS
+from specter_core.memory.native import library
 from specter_core.model.decoder import Decoder
 from specter_core.model.fused_pass import FusedPass
 from specter_core.model.fused_weights import FusedWeights, rope_tables
 from specter_core.model.kernels.rope import RopeTables
 from specter_core.model.kernels.tiles import Preset
+from specter_core.model.kernels.tokens import ARGMAX_BLOCK, Margin
 from specter_core.passes import DraftExpertsPath
 from specter_core.prefetch.pattern_analyzer import PatternAnalyzer
 from specter_core.state.kv_cache import KVCache
@@ -25,6 +28,7 @@ from specter_core.trace import Trace
 
 PREFILL_ROWS = 64
 FIRST_BUCKET = 512
+_STEP_TIMEOUT_NS = 20_000_000_000
 
 
 def kv_bucket(positions: int, capacity: int) -> int:
@@ -46,6 +50,13 @@ class _Step:
         self.drafted = torch.zeros(kv.batch, dtype=torch.int64, device=device)
         self._valid = self.step.valid.view(torch.uint8)
         self._owner = owner
+        self.stop: Stopping | None = None
+        self._margin: Margin | None = None
+        if owner.stop:
+            blocks = -(-config.vocab_size // ARGMAX_BLOCK)
+            lead, product, seconds = (torch.zeros(kv.batch * n, device=device) for n in (1, 1, blocks))
+            self.stop = Stopping(lead, product, owner.report, owner.stop, SHARPNESS)
+            self._margin = Margin(lead, seconds)
         for run in (self._greedy, self._advance):
             run()
         runtime.synchronize()
@@ -55,7 +66,7 @@ class _Step:
 
     def begin(self, host: Tensor) -> None:
         step = self.step
-        begin_window(host, step.tokens, step.positions, step.context, self._valid, self.depths, self.drafted)
+        begin_window(host, step.tokens, step.positions, step.context, self._valid, self.depths, self.drafted, self.stop)
 
     def _logits(self) -> None:
         step, owner = self.step, self._owner
@@ -73,14 +84,14 @@ class _Step:
 
     def _greedy(self) -> None:
         self._logits()
-        self.step.choose()
+        self.step.choose(self._margin)
         self._advance()
 
     def _advance(self) -> None:
         step = self.step
         advance(
             step.chosen, self._owner.tokens, step.tokens, step.positions, step.context, self._valid, self.depths,
-            self.drafted,
+            self.drafted, self.stop,
         )  # fmt: skip
 
 
@@ -89,7 +100,8 @@ class GraphDraftPass:
 
     Shared KV, ELB, token and length live on the device; no step waits for the host. weights: the shared instance in
     the fused pass's form. depth: K, the most draft tokens of a window. graphs: replay steps, else launch their kernels
-    one after another. Rows that sample add the sampler's own device operations behind a step's logits.
+    one after another. Rows that sample add the sampler's own device operations behind a step's logits. stop: as for
+    `DraftPass`; the device ends rows itself and reports who goes on, so a step that comes too late drafts nothing.
     """
 
     def __init__(
@@ -102,12 +114,13 @@ class GraphDraftPass:
         *,
         depth: int,
         shared_kv: bool = True,
+        stop: float = 0.0,
         graphs: bool = True,
         trace: Trace | None = None,
     ) -> None:
         self.decoder, self.weights, self.experts = decoder, weights, experts
         self.analyzer, self.runtime = analyzer, runtime
-        self.shared_kv, self.graphs = shared_kv, graphs
+        self.shared_kv, self.stop, self.graphs = shared_kv, stop, graphs
         self._trace = trace or Trace(enabled=False)
         self._depth = depth
         self._plain = DraftPass(decoder, experts, analyzer, shared_kv=shared_kv)
@@ -126,11 +139,12 @@ class GraphDraftPass:
             self._made_for = kv
             self.tokens = self.runtime.mapped(kv.batch, self._depth, dtype=torch.int64)
             self._host = self.runtime.mapped(3, kv.batch, dtype=torch.int64)
+            self.report = self.runtime.mapped(self._depth, 1 + kv.batch, dtype=torch.int32)
 
     def begin(self, depths: Sequence[int]) -> None:
         if not self.shared_kv:
             self._plain.begin(depths)  # its own entries must reach the boundary
-        self.depths = depths
+        self.depths = list(depths)
         self.boundaries = self.state.boundaries
         self._host.copy_(torch.tensor([self.state.pending, self.boundaries, list(depths)]))
         ends = [n + d for n, d in zip(self.boundaries, depths, strict=True)]
@@ -138,8 +152,10 @@ class GraphDraftPass:
         if bucket not in self._steps:
             self._steps[bucket] = _Step(self, self.kv, bucket)
         self._step = self._steps[bucket]
+        if self.stop:
+            self.report.zero_()
         self._step.begin(self._host)
-        self._taken = 0
+        self._taken = self._heard = 0  # steps begun, steps whose report was read
         self._probs: list[Tensor] = []
 
     def step(self) -> None:
@@ -156,14 +172,31 @@ class GraphDraftPass:
                 self._sample()
                 self._step.advance()
 
-    def candidates(self) -> tuple[Tensor, Tensor | None]:
-        """Waits for the window's steps. Draft tokens [B, K] int64 on the host, distributions on the device."""
+    def more(self, under_way: int = 0) -> bool:
+        """See `DraftPass`. Waits for reports, not for the stream."""
+        while self.stop and self._heard < self._taken - under_way:
+            line = self.report[self._heard]
+            if library().wait_flag(line.data_ptr(), 1, _STEP_TIMEOUT_NS):
+                self.runtime.synchronize()  # raises the device's own error, if there is one
+                raise RuntimeError(f"no report of draft step {self._heard + 1} within {_STEP_TIMEOUT_NS / 1e9:.0f} s")
+            if not line[1:].any():
+                return False
+            self._heard += 1
+        return True
+
+    def candidates(self) -> tuple[list[int], Tensor, Tensor | None]:
+        """Waits for the window's steps. Depths, draft tokens [B, K] int64 on the host, distributions on the device."""
         self.runtime.synchronize()
-        tokens = self.tokens[:, : self._taken].clone()
-        return tokens, torch.stack(self._probs, dim=1) if self._probs else None
+        if self.stop:
+            went_on = self.report[:, 1:].sum(dim=0).tolist()  # steps after which a row was drafted further
+            self.depths = [min(depth, 1 + n) for depth, n in zip(self.depths, went_on, strict=True)]
+        longest = max(self.depths)
+        probs = torch.stack(self._probs[:longest], dim=1) if self._probs else None
+        return self.depths, self.tokens[:, :longest].clone(), probs
 
     def end(self) -> None:
         if not self.shared_kv:
+            self._plain.depths = self.depths
             self._plain.end()
 
     def prefill(self, prompt: Sequence[int], row: int, chunk_tokens: int) -> None:
@@ -173,4 +206,7 @@ class GraphDraftPass:
         step, params = self._step.step, self.sampler.params
         probs = filtered_probs(step.logits, params.temperature, params.top_p, params.top_k)
         step.chosen.copy_(draw(probs, uniform(params.keys, step.positions + 1, Purpose.DRAFT)))
+        if self._step.stop is not None:
+            best = step.logits.topk(2, dim=-1).values
+            self._step.stop.margin.copy_(best[:, 0] - best[:, 1])
         self._probs.append(probs)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from specter_core.draft.stopping import agreement
 from specter_core.model.decoder import Decoder
 from specter_core.model.rows import Rows
 from specter_core.passes import DraftExpertsPath
@@ -22,16 +23,25 @@ class DraftPass:
     """Drafts up to K tokens per row.
 
     kv: the target's own cache (shared KV: scratch entries behind the boundary) or, with `shared_kv=False`, a private
-    cache of the same shape that holds the draft's entries of the whole sequence.
+    cache of the same shape that holds the draft's entries of the whole sequence. stop: a row ends with the token at
+    which the product of its steps' `agreement` falls below it. That token is verified and nothing that was drafted is
+    left out, so that sampled output keeps the target's distribution; no row's end depends on another row.
     """
 
     def __init__(
-        self, decoder: Decoder, experts: DraftExpertsPath, analyzer: PatternAnalyzer, *, shared_kv: bool = True
+        self,
+        decoder: Decoder,
+        experts: DraftExpertsPath,
+        analyzer: PatternAnalyzer,
+        *,
+        shared_kv: bool = True,
+        stop: float = 0.0,
     ) -> None:
         self.decoder = decoder
         self.experts = experts
         self.analyzer = analyzer
         self.shared_kv = shared_kv
+        self.stop = stop
         self._device = str(decoder.device)
 
     def start_batch(self, state: StateManager, kv: KVCache, sampler: SpeculativeSampler) -> None:
@@ -41,7 +51,8 @@ class DraftPass:
 
     def begin(self, depths: Sequence[int]) -> None:
         """Starts a window: depths [B] draft tokens per row (−1: finished row)."""
-        self.depths = depths
+        self.depths = list(depths)
+        self.confidence = torch.ones(len(depths), device=self._device)  # [B]
         self.boundaries = self.state.boundaries
         self.tokens: list[Tensor] = []  # K tensors of [B]
         self.probs: list[Tensor] = []  # K tensors of [B, V], empty when every row is greedy
@@ -64,10 +75,22 @@ class DraftPass:
         self.tokens.append(self.current)
         if probs is not None:
             self.probs.append(probs)
+        if self.stop:
+            self.confidence *= agreement(logits)
+            for b, confidence in enumerate(self.confidence.tolist()):
+                if not confidence >= self.stop:
+                    self.depths[b] = min(self.depths[b], t + 1)
 
-    def candidates(self) -> tuple[Tensor, Tensor | None]:
-        """Draft tokens [B, K] int64 and their distributions [B, K, V] float32 (None when greedy)."""
-        return torch.stack(self.tokens, dim=1).cpu(), torch.stack(self.probs, dim=1) if self.probs else None
+    def more(self, under_way: int = 0) -> bool:
+        """Whether some row is to be drafted further. under_way: steps whose outcome is not waited for."""
+        del under_way  # computed where they were called
+        return len(self.tokens) < max(self.depths)
+
+    def candidates(self) -> tuple[list[int], Tensor, Tensor | None]:
+        """Depth of each row (−1: finished row), draft tokens [B, K] int64 and their distributions [B, K, V] float32
+        (None when greedy); K is the longest row's depth."""
+        probs = torch.stack(self.probs, dim=1) if self.probs else None
+        return self.depths, torch.stack(self.tokens, dim=1).cpu(), probs
 
     def end(self) -> None:
         """Private KV only: remembers how far the draft's own entries reach."""

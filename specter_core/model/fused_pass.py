@@ -19,7 +19,7 @@ from specter_core.model.kernels.partials import Partials
 from specter_core.model.kernels.rope import RopeTables, RowTensors, rope_append
 from specter_core.model.kernels.router import route
 from specter_core.model.kernels.tiles import Preset, gemv_tile, linear_tile
-from specter_core.model.kernels.tokens import ARGMAX_BLOCK, argmax, embed
+from specter_core.model.kernels.tokens import ARGMAX_BLOCK, Margin, argmax, embed
 from specter_core.state.kv_cache import KVCache
 
 _SPLIT_LIMIT = 8
@@ -147,9 +147,9 @@ class FusedPass:
         head = self._weights.head
         self._linear(self.x, head.head, self.logits, bias=head.head_bias, norm=head.norm)
 
-    def choose(self) -> None:
-        """logits -> chosen: the greedy token, ties to the lowest id."""
-        argmax(self.logits, self.chosen, self._best, self._best_id, pdl=self._pdl)
+    def choose(self, margin: Margin | None = None) -> None:
+        """logits -> chosen: the greedy token, ties to the lowest id; margin: by how much it leads."""
+        argmax(self.logits, self.chosen, self._best, self._best_id, margin, pdl=self._pdl)
 
     def _latent(self, index: int, layer: LayerWeights, attention: MlaWeights) -> None:
         mla, config = self._config.mla, self._config

@@ -65,6 +65,10 @@ class Prefetcher:
         self.next_boundary = self.planner.begin_window(depth)
         return self.next_boundary
 
+    def shorten_window(self, depth: int) -> None:
+        """The draft has stopped after `depth` tokens: a plan made for these is the last one."""
+        self.planner.depth = depth
+
     @property
     def wants_snapshot(self) -> bool:
         """Whether the ELB is to be read at `next_boundary`."""

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -34,7 +36,10 @@ def embed(tokens: Tensor, table: Tensor, out: Tensor, pdl: bool = False) -> Tens
 
 
 @triton.jit
-def _argmax_blocks_kernel(logits, part_best, part_id, stride, V: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _argmax_blocks_kernel(
+    logits, part_best, part_id, part_second, stride, V: tl.constexpr, BLOCK: tl.constexpr, SECOND: tl.constexpr,
+    PDL: tl.constexpr,
+):  # fmt: skip
     begin(PDL)
     row = tl.program_id(0)
     block = tl.program_id(1)
@@ -42,24 +47,41 @@ def _argmax_blocks_kernel(logits, part_best, part_id, stride, V: tl.constexpr, B
     scores = tl.load(logits + row.to(tl.int64) * stride + i, mask=i < V, other=float("-inf"))
     best = tl.max(scores, axis=0)
     at = row * tl.num_programs(1) + block
+    first = tl.min(tl.where((scores == best) & (i < V), i, V - 1), axis=0)
     tl.store(part_best + at, best)
-    tl.store(part_id + at, tl.min(tl.where((scores == best) & (i < V), i, V - 1), axis=0))
+    tl.store(part_id + at, first)
+    if SECOND:
+        tl.store(part_second + at, tl.max(tl.where(i == first, float("-inf"), scores), axis=0))
 
 
 @triton.jit
 def _argmax_finish_kernel(
-    part_best, part_id, out, V: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
+    part_best, part_id, part_second, out, margin, V: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+    SECOND: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
     begin(PDL)
     row = tl.program_id(0)
     i = tl.arange(0, BLOCK)
     scores = tl.load(part_best + row * PARTS + i, mask=i < PARTS, other=float("-inf"))
     ids = tl.load(part_id + row * PARTS + i, mask=i < PARTS, other=V - 1)
     best = tl.max(scores, axis=0)
-    tl.store(out + row, tl.min(tl.where(scores == best, ids, V - 1), axis=0).to(tl.int64))
+    first = tl.min(tl.where(scores == best, ids, V - 1), axis=0)
+    tl.store(out + row, first.to(tl.int64))
+    if SECOND:
+        seconds = tl.load(part_second + row * PARTS + i, mask=i < PARTS, other=float("-inf"))
+        tl.store(margin + row, best - tl.max(tl.where(ids == first, seconds, scores), axis=0))
 
 
-def argmax(logits: Tensor, out: Tensor, part_best: Tensor, part_id: Tensor, pdl: bool = False) -> Tensor:
+class Margin(NamedTuple):
+    """out float32 [R]: the maximum less the next logit, 0 where two are equal. parts as part_best of `argmax`."""
+
+    out: Tensor
+    parts: Tensor
+
+
+def argmax(
+    logits: Tensor, out: Tensor, part_best: Tensor, part_id: Tensor, margin: Margin | None = None, pdl: bool = False
+) -> Tensor:
     """logits float32 [R, V] -> out int64 [R], the lowest id among the maxima; V - 1 for a row of NaN.
 
     part_best float32 and part_id int32 of at least R·ceil(V / 2048) elements.
@@ -71,19 +93,24 @@ def argmax(logits: Tensor, out: Tensor, part_best: Tensor, part_id: Tensor, pdl:
         logits,
         part_best,
         part_id,
+        margin and margin.parts,
         logits.stride(0),
         V=vocab,
         BLOCK=ARGMAX_BLOCK,
+        SECOND=margin is not None,
         num_warps=4,
         **launch_options(pdl),
     )
     _argmax_finish_kernel[(count,)](
         part_best,
         part_id,
+        margin and margin.parts,
         out,
+        margin and margin.out,
         V=vocab,
         PARTS=parts,
         BLOCK=power_of_two(parts),
+        SECOND=margin is not None,
         num_warps=1,
         **launch_options(pdl),
     )

@@ -41,11 +41,9 @@ def load_rows(host: Tensor, tokens: Tensor, positions: Tensor, context: Tensor, 
     )
 
 
-@triton.jit(do_not_specialize=["pairs"])
-def _report_kernel(ids, host, flag, pairs, BLOCK: tl.constexpr, ASM: tl.constexpr):
-    for p0 in range(0, pairs, BLOCK):
-        p = p0 + tl.arange(0, BLOCK)
-        tl.store(host + p, tl.load(ids + p, mask=p < pairs, other=-1).to(tl.int32), mask=p < pairs)
+@triton.jit
+def raise_flag(flag, ASM: tl.constexpr):
+    """flag int32, mapped, becomes 1 behind all that this block has stored."""
     tl.debug_barrier()
     if ASM:  # a releasing store: atomics on host memory are not every machine's
         at = flag.to(tl.int64) + tl.zeros([1], tl.int64)
@@ -54,6 +52,14 @@ def _report_kernel(ids, host, flag, pairs, BLOCK: tl.constexpr, ASM: tl.constexp
         )
     else:
         tl.atomic_xchg(flag, 1, sem="release", scope="sys")
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def _report_kernel(ids, host, flag, pairs, BLOCK: tl.constexpr, ASM: tl.constexpr):
+    for p0 in range(0, pairs, BLOCK):
+        p = p0 + tl.arange(0, BLOCK)
+        tl.store(host + p, tl.load(ids + p, mask=p < pairs, other=-1).to(tl.int32), mask=p < pairs)
+    raise_flag(flag, ASM)
 
 
 def report_ids(ids: Tensor, host: Tensor, flag: Tensor) -> None:
@@ -77,17 +83,17 @@ def _holds(words, slot, layer, expert, held, ENTRY: tl.constexpr, TRAILER: tl.co
     return right & (tl.load(trailer + 6, mask=held, other=0) == SIZE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _admit_table_kernel(
-    host, table, words, error, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ENTRY: tl.constexpr, TRAILER: tl.constexpr,
-    MAGIC_LOW: tl.constexpr, MAGIC_HIGH: tl.constexpr, ENCODING: tl.constexpr, SIZE: tl.constexpr,
+    host, table, words, error, first, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ENTRY: tl.constexpr,
+    TRAILER: tl.constexpr, MAGIC_LOW: tl.constexpr, MAGIC_HIGH: tl.constexpr, ENCODING: tl.constexpr, SIZE: tl.constexpr,
 ):  # fmt: skip
-    layer = tl.program_id(0)
+    line = tl.program_id(0)
     expert = tl.arange(0, BLOCK)
-    at = layer * COLUMNS + expert
+    at = line * COLUMNS + expert
     slot = tl.load(host + at, mask=expert < COLUMNS, other=-1)
     held = slot >= 0
-    right = _holds(words, slot, layer, expert, held, ENTRY, TRAILER, MAGIC_LOW, MAGIC_HIGH, ENCODING, SIZE)
+    right = _holds(words, slot, first + line, expert, held, ENTRY, TRAILER, MAGIC_LOW, MAGIC_HIGH, ENCODING, SIZE)
     tl.store(table + at, tl.where(right, slot, -1), mask=expert < COLUMNS)
     tl.store(error + 0 * expert, slot + 1, mask=held & ~right)
 
@@ -114,17 +120,19 @@ def _admit_list_kernel(
     tl.store(turn, now + 1)
 
 
-def admit_table(host: Tensor, table: Tensor, words: Tensor, error: Tensor, layout: PayloadLayout) -> None:
+def admit_table(
+    host: Tensor, table: Tensor, words: Tensor, error: Tensor, layout: PayloadLayout, first: int = 0
+) -> None:
     """Slot table int32 [L, columns] (-1 = none), mapped -> device, each slot checked to hold its line's layer and its
-    column's expert.
+    column's expert. first: layer of the first line.
 
     words int32 [slots, entry / 4]: the slot buffer. A slot whose trailer names another goes to -1 and leaves 1 + its
     number in error int32 [1], mapped: the pass must then be dropped.
     """
-    layers, columns = host.shape
+    lines, columns = host.shape
     assert host.is_contiguous() and table.is_contiguous()
-    _admit_table_kernel[(layers,)](
-        host, table, words, error, COLUMNS=columns, BLOCK=power_of_two(columns), num_warps=1,
+    _admit_table_kernel[(lines,)](
+        host, table, words, error, first, COLUMNS=columns, BLOCK=power_of_two(columns), num_warps=1,
         **_trailer(words, layout),
     )  # fmt: skip
 
