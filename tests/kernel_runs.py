@@ -29,6 +29,7 @@ def interpreted(group: str) -> Iterator[Any]:
     from scripts.gpu import decode_checks as checks
     from scripts.gpu import decode_checks_moe as moe
     from scripts.gpu import nested_checks as nested
+    from scripts.gpu.draft_ends_checks import draft_ends_checks
     from specter_core.model.kernels.tiles import GemvTile, LinearTile
     from specter_core.verify.kernels.grouped_ffn import GroupedTile
 
@@ -51,6 +52,7 @@ def interpreted(group: str) -> Iterator[Any]:
         "mla_one_launch": lambda: checks.mla_checks(env, 3, 24, 8, 40, 24, many, 900, (1,), 16),
         "router": lambda: moe.router_checks(env, 13, 3, 7),
         "tokens": lambda: moe.token_checks(env, 2100, 40, 3),
+        "draft_ends": lambda: draft_ends_checks(env, 5, 8),
         "grouped": lambda: moe.grouped_checks(env, 5, 2, 40, 24, 6, (tile, tile)),
         "grouped_many_rows": lambda: moe.grouped_checks(env, 3, 1, 32, 16, 40, (tile, tile)),
         "rebuild": lambda: nested.rebuild_checks(env, 32, 512),
@@ -157,10 +159,11 @@ def compiled_rest() -> list[list[Any]]:
     import torch
 
     from scripts.gpu.offline_sm90 import compile_only
-    from specter_core.draft.kernels.advance import advance, begin_window
+    from specter_core.draft.kernels.advance import Stopping, advance, begin_window
     from specter_core.memory.payload import PayloadLayout
     from specter_core.model.kernels.elementwise import rope_rows, silu_mul
     from specter_core.model.kernels.norm import softmax_rows
+    from specter_core.model.kernels.tokens import Margin, argmax
     from specter_core.verify.kernels.host_io import admit_list, admit_table, load_rows, report_ids
 
     def empty(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -172,8 +175,14 @@ def compiled_rest() -> list[list[Any]]:
     wide, table = empty(17, 1408, dtype=torch.bfloat16), empty(17, 64, dtype=torch.float32)
     heads = empty(17, 16, 64, dtype=torch.bfloat16)
     with compile_only() as found:
-        begin_window(empty(3, 4), *(empty(4) for _ in range(3)), empty(4, dtype=torch.uint8), empty(4), empty(4))
-        advance(empty(4), empty(4, 16), *(empty(4) for _ in range(3)), empty(4, dtype=torch.uint8), empty(4), empty(4))
+        lead, parts = empty(4, dtype=torch.float32), empty(4 * 50, dtype=torch.float32)
+        ends = Stopping(lead, empty(4, dtype=torch.float32), empty(16, 5, dtype=torch.int32), 0.5, 4.0)
+        state = *(empty(4) for _ in range(3)), empty(4, dtype=torch.uint8), empty(4), empty(4)
+        for stop in (None, ends):
+            begin_window(empty(3, 4), *state, stop)
+            advance(empty(4), empty(4, 16), *state, stop)
+        scores = empty(4, 102400, dtype=torch.float32)
+        argmax(scores, empty(4), parts, empty(4 * 50, dtype=torch.int32), Margin(lead, parts))
         load_rows(empty(3, 17), rows, rows, rows, valid)
         report_ids(empty(17, 6), empty(17 * 6, dtype=torch.int32), error)
         admit_table(empty(26, 64, dtype=torch.int32), empty(26, 64, dtype=torch.int32), words, error, layout)

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 GROUPS = (
     "linear", "linear_split", "linear_fp32", "gemv", "gemv_fp32", "norm", "head_linear", "gqa", "gqa_longrope",
-    "gqa_interleaved", "mla", "mla_one_launch", "router", "tokens",
+    "gqa_interleaved", "mla", "mla_one_launch", "router", "tokens", "draft_ends",
 )  # fmt: skip
 
 

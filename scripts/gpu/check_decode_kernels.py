@@ -145,6 +145,7 @@ def grouped_task(env: Any, experts: int, top_k: int, hidden: int, width: int, co
 def small_task(env: Any) -> Iterator[Any]:
     from scripts.gpu.decode_checks import head_linear_checks, norm_checks
     from scripts.gpu.decode_checks_moe import router_checks, token_checks
+    from scripts.gpu.draft_ends_checks import draft_ends_checks
 
     for hidden in (64, 2048, 4096):
         yield from norm_checks(env, hidden, (1, 5, 33))
@@ -154,6 +155,8 @@ def small_task(env: Any) -> Iterator[Any]:
         yield from router_checks(env, experts, k, 33)
     for vocab, hidden in ((102400, 2048), (151936, 2048), (777, 40)):
         yield from token_checks(env, vocab, hidden, 9)
+    for batch in (2, 9):
+        yield from draft_ends_checks(env, batch, 16)
 
 
 def pass_task(env: Any, index: int) -> Iterator[Any]:

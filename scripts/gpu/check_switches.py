@@ -78,13 +78,14 @@ def switches(depth: int, many: int) -> list[Case]:
         "uniform slots": {"uniform_slots": True},
         "staging 0": {"staging_slots": 0},
         "initial chunk 1": {"initial_chunk_tokens": 1},
+        "draft_stop": {"draft_stop": 0.6},
         "depth 0": {"depth": 0},
         "prefill chunk 8": {"prefill_chunk_tokens": 8},
     }
     cases = [Case(name, {"depth": depth} | own, batch) for name, own in changes.items() for batch in (1, many)]
     cases += [Case("variant=paper", {"depth": depth}, batch, paper=True) for batch in (1, many)]
     cases += [Case("paced link", {"depth": depth}, 1, rate_bytes_per_s=1e9)]
-    for name in ("default", "graphs off", "prefetch off", "eviction=lru"):
+    for name in ("default", "graphs off", "prefetch off", "eviction=lru", "draft_stop"):
         for batch in (1, many):
             cases.append(Case(f"{name}, sampled", {"depth": depth} | changes[name], batch, sampled=True))
     return [*cases, Case("default, sampled", {"depth": depth}, many, slots=1, sampled=True)]
@@ -101,7 +102,7 @@ class Checker:
         base = EngineOptions(depth=0, context_tokens=self.context)
         with build_engine(model, base) as engine:
             self.expected: Tokens = {r.request_id: engine.generate([r]).results[0].tokens for r in self.requests}
-        self.sampled: Tokens = {}
+        self.sampled: dict[float, Tokens] = {}  # by draft_stop: sampled text depends on where windows begin
 
     def check(self, name: str, run: Callable[[], Outcome], expected: Tokens) -> None:
         """expected: what the case must generate; empty: it becomes what later cases must generate."""
@@ -123,7 +124,8 @@ class Checker:
             print("     " + error.strip().replace("\n", "\n     ")[-1800:], flush=True)
 
     def switch(self, case: Case) -> None:
-        expected = self.sampled if case.sampled else self.expected
+        own = self.sampled.setdefault(case.options.get("draft_stop", 0.0), {})
+        expected = own if case.sampled else self.expected
         self.check(f"{case.name}, B {case.batch}, M {case.slots}", lambda: self._run(case), expected)
 
     def _run(self, case: Case) -> Outcome:
