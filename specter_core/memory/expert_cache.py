@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from enum import Enum
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
@@ -26,6 +27,10 @@ class Occupant(NamedTuple):
     recency: int
 
 
+_STAGING = -1
+"""Owner of a slot that serves any layer."""
+
+
 class CacheView(Protocol):
     """What planning may see of the cache; nothing here changes it."""
 
@@ -35,11 +40,17 @@ class CacheView(Protocol):
     @property
     def staging_slots(self) -> Sequence[int]: ...
     def lookup(self, key: ExpertKey) -> int | None: ...
+    def held(self, layer: int) -> Mapping[int, int]: ...
+    @property
+    def loading_slots(self) -> AbstractSet[int]: ...
+    @property
+    def protected_slots(self) -> AbstractSet[int]: ...
     def state(self, slot: int) -> SlotState: ...
     def key(self, slot: int) -> ExpertKey | None: ...
     def previous(self, slot: int) -> Occupant | None: ...
     def recency(self, slot: int) -> int: ...
     def resident_slots(self, layer: int) -> dict[int, int]: ...
+    def free_slots(self, layer: int) -> Sequence[int]: ...
     def version(self, layer: int) -> int: ...
     @property
     def clock(self) -> int: ...
@@ -66,12 +77,13 @@ class ExpertCache:
         self._total = starts[-1] + staging
         self._members = [list(range(a, b)) for a, b in pairwise(starts)]
         self._staging = list(range(starts[-1], self._total))
+        self._owner = [layer for layer, m in enumerate(slots_per_layer) for _ in range(m)] + [_STAGING] * staging
         self._keys: list[ExpertKey | None] = [None] * self._total
-        self._loading = [False] * self._total
-        self._protections = [0] * self._total
+        self._loading: set[int] = set()
+        self._protections: dict[int, int] = {}  # slot -> its users
         self._recency = [0] * self._total
         self._previous: list[Occupant | None] = [None] * self._total
-        self._slot_of: dict[ExpertKey, int] = {}
+        self._held: list[dict[int, int]] = [{} for _ in slots_per_layer]  # expert -> slot, from the begin of its load
         self._clock = 0
         self._versions = [0] * len(slots_per_layer)
 
@@ -110,19 +122,42 @@ class ExpertCache:
         own = self._members[layer]
         own[own.index(victim_slot)] = staging_slot
         self._staging[self._staging.index(staging_slot)] = victim_slot
+        self._owner[staging_slot], self._owner[victim_slot] = layer, _STAGING
         if self._keys[victim_slot] is not None:
             self.evict(victim_slot)
 
     def lookup(self, key: ExpertKey) -> int | None:
         """Slot that holds `key` or is loading it."""
-        return self._slot_of.get(key)
+        layer, expert = key
+        return self._held[layer].get(expert)
+
+    def held(self, layer: int) -> Mapping[int, int]:
+        """expert -> slot of all of `layer` that `lookup` finds. It follows the cache: copy what is to stay."""
+        return self._held[layer]
+
+    @property
+    def loading_slots(self) -> AbstractSet[int]:
+        """Slots that an expert is moving into; follows the cache."""
+        return self._loading
+
+    @property
+    def protected_slots(self) -> AbstractSet[int]:
+        """Slots that have users, loading ones included; follows the cache."""
+        return self._protections.keys()
+
+    def serves(self, layer: int, slot: int) -> bool:
+        """Whether an expert of `layer` may be in the slot: one of its own, or a staging slot."""
+        return self._owner[slot] in (layer, _STAGING)
+
+    def is_staging(self, slot: int) -> bool:
+        return self._owner[slot] == _STAGING
 
     def state(self, slot: int) -> SlotState:
         if self._keys[slot] is None:
             return SlotState.EMPTY
-        if self._loading[slot]:
+        if slot in self._loading:
             return SlotState.LOADING
-        return SlotState.PROTECTED if self._protections[slot] else SlotState.RESIDENT
+        return SlotState.PROTECTED if slot in self._protections else SlotState.RESIDENT
 
     def key(self, slot: int) -> ExpertKey | None:
         return self._keys[slot]
@@ -136,20 +171,20 @@ class ExpertCache:
 
     def is_protected(self, slot: int) -> bool:
         """True also while a protected expert is still loading."""
-        return self._protections[slot] > 0
+        return slot in self._protections
 
     def residents(self, layer: int) -> list[ExpertKey]:
         """Experts of `layer` in its own slots that are resident or protected, in slot order."""
-        return [k for s in self.layer_slots(layer) if (k := self._keys[s]) is not None and not self._loading[s]]
+        return [k for s in self.layer_slots(layer) if (k := self._keys[s]) is not None and s not in self._loading]
 
     def resident_slots(self, layer: int) -> dict[int, int]:
         """expert -> slot of the experts in `layer`'s own slots that are complete."""
         keys, loading = self._keys, self._loading
-        return {k.expert: s for s in self._members[layer] if (k := keys[s]) is not None and not loading[s]}
+        return {k.expert: s for s in self._members[layer] if (k := keys[s]) is not None and s not in loading}
 
     def present(self) -> frozenset[ExpertKey]:
         """Every expert that is in a slot or on its way into one."""
-        return frozenset(self._slot_of)
+        return frozenset(filter(None, self._keys))
 
     def version(self, layer: int) -> int:
         """Changes whenever `resident_slots(layer)` may have."""
@@ -163,8 +198,9 @@ class ExpertCache:
         """Whether `begin_load` is legal: nothing computes from the slot or moves into it, and `key` is
         nowhere yet.
         """
-        fits = slot in self.layer_slots(key.layer) or slot in self.staging_slots
-        return fits and key not in self._slot_of and not self._loading[slot] and not self._protections[slot]
+        layer, expert = key
+        fits = self.serves(layer, slot) and expert not in self._held[layer]
+        return fits and slot not in self._loading and slot not in self._protections
 
     def begin_load(self, key: ExpertKey, slot: int) -> None:
         """EMPTY or RESIDENT -> LOADING; a resident expert is evicted, but remembered for `abort_load`."""
@@ -173,53 +209,55 @@ class ExpertCache:
             slot,
             self._keys[slot],
             self.state(slot),
-            self._slot_of.get(key),
+            self.lookup(key),
         )
         self._versions[key.layer] += 1
         former = self._keys[slot]
         self._previous[slot] = None
         if former is not None:
             self._previous[slot] = Occupant(former, self._recency[slot])
-            del self._slot_of[former]
+            del self._held[former.layer][former.expert]
         self._keys[slot] = key
-        self._loading[slot] = True
-        self._slot_of[key] = slot
+        self._loading.add(slot)
+        self._held[key.layer][key.expert] = slot
         self._recency[slot] = self._tick()
 
     def finish_load(self, slot: int) -> None:
         """LOADING -> RESIDENT (PROTECTED when it was protected while loading)."""
         key = self._keys[slot]
-        assert self._loading[slot] and key is not None, (slot, self.state(slot))
+        assert slot in self._loading and key is not None, (slot, self.state(slot))
         self._versions[key.layer] += 1
-        self._loading[slot] = False
+        self._loading.remove(slot)
         self._previous[slot] = None
 
     def abort_load(self, slot: int, *, restore: bool = True) -> None:
         """LOADING -> RESIDENT with the former expert, or EMPTY. `restore` only if no byte of the load has
         moved.
         """
-        assert self._loading[slot] and not self._protections[slot], (slot, self.state(slot))
+        assert slot in self._loading and slot not in self._protections, (slot, self.state(slot))
         key, former = self._keys[slot], self._previous[slot]
         assert key is not None
         self._versions[key.layer] += 1
-        del self._slot_of[key]
-        self._loading[slot] = False
+        del self._held[key.layer][key.expert]
+        self._loading.remove(slot)
         self._keys[slot] = None
         self._previous[slot] = None
         self._recency[slot] = 0
-        if restore and former is not None and former.key not in self._slot_of:
+        if restore and former is not None and self.lookup(former.key) is None:
             self._keys[slot] = former.key
-            self._slot_of[former.key] = slot
+            self._held[former.key.layer][former.key.expert] = slot
             self._recency[slot] = former.recency
 
     def protect(self, slot: int) -> None:
         """Count one more user of the slot; it cannot be evicted until each has released it."""
         assert self._keys[slot] is not None, slot
-        self._protections[slot] += 1
+        self._protections[slot] = self._protections.get(slot, 0) + 1
 
     def release(self, slot: int) -> None:
-        assert self._protections[slot] > 0, (slot, self.state(slot))
+        assert slot in self._protections, (slot, self.state(slot))
         self._protections[slot] -= 1
+        if not self._protections[slot]:
+            del self._protections[slot]
 
     def evict(self, slot: int) -> ExpertKey:
         """RESIDENT -> EMPTY; returns the expert that was there."""
@@ -227,14 +265,14 @@ class ExpertCache:
         key = self._keys[slot]
         assert key is not None
         self._versions[key.layer] += 1
-        del self._slot_of[key]
+        del self._held[key.layer][key.expert]
         self._keys[slot] = None
         self._recency[slot] = 0
         return key
 
     def touch(self, key: ExpertKey) -> None:
         """Record a use of `key` now."""
-        self._recency[self._slot_of[key]] = self._tick()
+        self._recency[self._held[key.layer][key.expert]] = self._tick()
 
     def touch_slots(self, slots: Sequence[int]) -> None:
         """Record a use of what each slot holds, in this order."""
@@ -244,7 +282,7 @@ class ExpertCache:
 
     def clear(self) -> None:
         """Forget everything; nothing may be protected or loading."""
-        assert not any(self._protections) and not any(self._loading)
+        assert not self._protections and not self._loading, (self._protections, self._loading)
         for slot, key in enumerate(self._keys):
             if key is not None:
                 self.evict(slot)
@@ -256,19 +294,16 @@ class ExpertCache:
         """
         held = [(k, s) for s, k in enumerate(self._keys) if k is not None]
         assert len({k for k, _ in held}) == len(held), "an expert is in two slots"
-        assert dict(held) == self._slot_of, "lookup table does not match the slots"
+        found = {ExpertKey(layer, e): slot for layer, own in enumerate(self._held) for e, slot in own.items()}
+        assert dict(held) == found, "lookup table does not match the slots"
         for key, slot in held:
             assert slot in self.layer_slots(key.layer) or slot in self.staging_slots, (key, slot)
+            assert self.serves(key.layer, slot) and self.is_staging(slot) == (slot in self.staging_slots), (key, slot)
         for slot, content in enumerate(self._keys):
-            assert content is not None or not (self._loading[slot] or self._protections[slot]), (
-                slot,
-                "empty but in use",
-            )
-            assert self._previous[slot] is None or self._loading[slot], (
-                slot,
-                "former expert kept without a load",
-            )
-            assert self._protections[slot] >= 0 and self._recency[slot] <= self._clock, slot
+            used = slot in self._loading or slot in self._protections
+            assert content is not None or not used, (slot, "empty but in use")
+            assert self._previous[slot] is None or slot in self._loading, (slot, "former expert kept without a load")
+            assert self._protections.get(slot, 1) > 0 and self._recency[slot] <= self._clock, slot
 
     def _tick(self) -> int:
         self._clock += 1
