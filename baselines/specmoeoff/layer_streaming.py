@@ -33,9 +33,6 @@ class RingCache(ExpertCache):
     def serves(self, layer: int, slot: int) -> bool:
         return slot in self._ring[layer] or self.is_staging(slot)
 
-    def serves(self, layer: int, slot: int) -> bool:
-        return slot in self._ring[layer] or self.is_staging(slot)
-
 
 class LayerStreaming:
     """`Prefetching` and `LayerHook`: no routing is looked at, no expert is left out, nothing is kept.
