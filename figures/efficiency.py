@@ -10,30 +10,32 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from figures import style, sweeps
+from figures import looks, style, sweeps
 
 NAME = "efficiency"
+KEYS = ["weights", "link", "device", "encoding"]
 LOADS = {"needed_loads": "needed", "moved_loads": "moved", "lru_loads": "LRU", "belady_loads": "Belady"}
 SHARES = {"precision": (style.HIT, "o"), "recall": (style.FALLBACK[0], "s")}
 
 
 def settings(found: dict[str, pd.DataFrame]) -> list[tuple[str, dict[str, pd.DataFrame]]]:
-    """(suffix, tables) per weights, link and device: Specter's rows of efficiency.csv, prefetch_by_horizon.csv and
-    prefetch_by_layer.csv at B = 1."""
+    """(suffix, tables) per weights, link, device and encoding: Specter's rows of efficiency.csv,
+    prefetch_by_horizon.csv and prefetch_by_layer.csv at B = 1."""
     own = {name: _own(table) for name, table in found.items()}
-    keys = own["efficiency"][["weights", "link", "device"]].drop_duplicates().itertuples(index=False, name=None)
-    chosen = sorted(tuple(map(str, key)) for key in keys)
+    keys = own["efficiency"][KEYS].drop_duplicates().itertuples(index=False, name=None)
+    chosen = sorted((tuple(map(str, key)) for key in keys), key=lambda key: (key[-1] == looks.NESTED, key))
     blocks = []
     for key in chosen:
-        tables = {n: t[(t[["weights", "link", "device"]].astype(str) == list(key)).all(axis=1)] for n, t in own.items()}
+        tables = {n: t[(t[KEYS].astype(str) == list(key)).all(axis=1)] for n, t in own.items()}
         told = [word for place, word in enumerate(key) if len({other[place] for other in chosen}) > 1]
+        told = [word for word in told if word != "plain"]
         blocks.append(("".join(f"-{word}" for word in told), tables))
     return blocks
 
 
 def _own(table: pd.DataFrame) -> pd.DataFrame:
-    table = table[(table["system"] == sweeps.MAIN) & (table["B"] == 1) & (table["encoding"] != "nested")]
-    return sweeps.main_variant(table)
+    table = table[(table["system"] == sweeps.MAIN) & (table["B"] == 1)]
+    return pd.concat([sweeps.main_variant(rows) for _, rows in table.groupby("encoding")] or [table])
 
 
 def figure(tables: dict[str, pd.DataFrame]) -> Figure:
@@ -63,7 +65,7 @@ def caption(rows: pd.DataFrame) -> str:
     spans = {name: f"{rows[name].min():g}" for name in ("K", "requests")}
     spans = {n: s if rows[n].nunique() == 1 else f"{s}-{rows[n].max():g}" for n, s in spans.items()}
     said = {"Specter, K": spans["K"], "requests per cell": spans["requests"]}
-    said |= {name: ", ".join(sorted(rows[name].astype(str).unique())) for name in ("weights", "link", "device")}
+    said |= {name: ", ".join(sorted(rows[name].astype(str).unique())) for name in KEYS}
     text = "; ".join(f"{name} {value}" for name, value in said.items())
     return text + "; LRU and Belady: demand loading with the same slots on the same passes"
 

@@ -47,7 +47,8 @@ def cells(lines: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for the target's routers, that is for the device); demand, prefetch and slot (waiting for loads that nobody had
     planned, for planned ones under way, for a slot); launch: the rest of verification, planning and launching on the
     host; between: what lies between windows. *_loads: experts per committed token, all layers together, beside what
-    LRU and Belady with the same slots would have loaded on the same trace.
+    LRU and Belady with the same slots would have loaded on the same trace. expert_mb: what one of them takes on the
+    link and in a slot, by encoding; moved_mb: megabytes (1e6) per committed token.
     """
     return [dict(zip((*KEYS, "K"), key, strict=True)) | _cell(group) for key, group in _cells(lines).items()]
 
@@ -125,7 +126,8 @@ def _cell(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "requests": len(group), "committed": int(tokens), "slots": group[0]["slots"], "layers": layers,
         "bound_share": total("bound_ms") / decode if decode else NAN,
         **{name: value / tokens for name, value in per_token.items()},
-        **loads,
+        **loads, "expert_mb": group[0]["entry_bytes"] / 1e6,
+        "moved_mb": sum(line["moved"] * line["entry_bytes"] for line in group) / tokens / 1e6,
         "moved_over_lru": total("moved") / total("lru") if total("lru") else NAN,
         "moved_over_belady": total("moved") / total("belady") if total("belady") else NAN,
         "precision": right / predicted if predicted else NAN, "recall": right / needed if needed else NAN,

@@ -52,6 +52,8 @@ PARTS = {
     "moved_loads": "moved",
     "lru_loads": "LRU",
     "belady_loads": "Belady",
+    "expert_mb": "MB per expert",
+    "moved_mb": "MB moved",
     "precision": "plan precision",
     "recall": "plan recall",
     "j_per_token": "J/token",
@@ -138,8 +140,10 @@ def time_by_part(folder: Path) -> Cells | None:
     where = table["weights"] + ", " + table["link"] + ", " + table["device"]
     body = []
     for place, r in zip(where, table.to_dict("records"), strict=True):
-        line = [str(r["model"]), str(r["memory"]), place, str(r["B"]), f"{r['system']} ({r['variant']})", str(r["K"])]
-        line += [_number(r[name]) for name in PARTS]
+        encoding = f", {r['encoding']}" if r["encoding"] not in ("plain", r["variant"]) else ""
+        name = f"{r['system']} ({r['variant']}{encoding})"
+        line = [str(r["model"]), str(r["memory"]), place, str(r["B"]), name, str(r["K"])]
+        line += [_number(r.get(part)) for part in PARTS]
         body.append(line)
     head = ["model", "memory", "weights, link, device", "B", "system", "K", *(PARTS[name] for name in PARTS)]
     return Cells(head, body)

@@ -285,6 +285,7 @@ def write_efficiency(folder: Path) -> None:
         common |= dict.fromkeys(("draft_ms", "verify_ms", "router_wait_ms", "link_busy_ms", "bound_ms"), 10.0)
         common |= {"windows": 8, "committed": 128, "slots": 20.0, "decode_ms": 30.0, "stall_ms": {"miss": 2.0}}
         common |= {"moved": 900, "needed": 5000, "absent": 800, "misses": 90, "late": 40, "lru": 2000, "belady": 1000}
+        common |= {"entry_bytes": 17_301_760}
         common |= {"by_layer": [[40, 36, 50], [40, 30, 60]], "by_horizon": {"4": [50, 40, 110], "12": [80, 70, 110]}}
         lines.append(json.dumps(common))
     folder.mkdir(parents=True, exist_ok=True)

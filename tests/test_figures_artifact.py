@@ -23,6 +23,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from figures import (
     ablation,
+    efficiency,
     fig07_depth,
     fig09_timeline,
     fig13_routing,
@@ -216,6 +217,16 @@ def test_a_system_measured_alone_with_more_tokens_stands_beside_the_others_and_s
     ((suffix, block),) = sweeps.settings(redraw.gather(results.read(tmp_path), "main"))
     assert suffix == "" and block["system"].nunique() == 3
     assert [s.label for s in style.systems(block)] == ["Specter", "MO-SM", "llama.cpp (256 tokens)"]
+
+
+def test_nested_experts_have_an_efficiency_figure_of_their_own(found):
+    tables = {name: found.tables[name] for name in results.EFFICIENCY}
+    both = {n: pd.concat([t, t.assign(encoding="nested", variant="nested")]) for n, t in tables.items()}
+    blocks = dict(efficiency.settings(both))
+    assert list(blocks) == ["", "-nested"]
+    for encoding, own in zip(("plain", "nested"), blocks.values(), strict=True):
+        assert {n: set(t["encoding"]) for n, t in own.items()} == {name: {encoding} for name in tables}
+        assert all(len(own[n]) == len(tables[n]) for n in tables)
 
 
 def test_two_systems_measured_apart_with_more_tokens_stand_beside_the_others(tmp_path):

@@ -76,6 +76,25 @@ def test_a_watched_engine_gives_the_same_tokens_and_consistent_counts(depth: int
         assert all(p >= r for p, r, _ in found["by_horizon"].values()) and found["by_horizon"]
 
 
+def test_nested_experts_are_counted_in_their_own_bytes():
+    torch.set_num_threads(1)
+    model = ModelSpec("mini", "qwen2_moe", str(MINI), str(MINI / "draft"), "reference", "bfloat16", "")
+    request, found = Request("r", tuple(range(4, 16)), 12, ignore_eos=True), {}
+    for encoding in ("plain", "nested"):
+        system = specter.create({"depth": 3, "encoding": encoding})
+        system.load(model, MemorySpec("test", None, 3, "native", None, max_sequence=64))
+        system.watched = True
+        record = system.generate([request])[0]
+        system.close()
+        cell = efficiency.cells([line(encoding=encoding, **dict(record.efficiency))])[0]
+        assert cell["encoding"] == encoding and cell["belady_loads"] <= cell["lru_loads"] <= cell["needed_loads"]
+        assert cell["moved_mb"] == pytest.approx(cell["moved_loads"] * cell["expert_mb"])
+        assert cell["moved_loads"] * cell["committed"] == pytest.approx(round(record.efficiency["moved"]))
+        found[encoding] = record.tokens, cell["expert_mb"]
+    assert found["plain"][0] == found["nested"][0]
+    assert 0.5 < found["nested"][1] / found["plain"][1] < 0.7
+
+
 def line(**changes):
     base = {
         "model": "m", "weights": "synthetic", "memory": "low", "link": "native", "device": "cuda", "B": 1,
