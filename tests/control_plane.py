@@ -4,7 +4,7 @@ FFN.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -87,6 +87,9 @@ class ManualLink:
 
     def done(self, transfer: Transfer) -> bool:
         return transfer.state is TransferState.DONE
+
+    def queued(self, transfers: Iterable[Transfer]) -> list[Transfer]:
+        return [t for t in transfers if t.state is TransferState.QUEUED]
 
     def arrivals(self, transfers: Collection[Transfer]) -> list[Transfer]:
         return [t for t in transfers if self.done(t)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
@@ -66,6 +66,9 @@ class SwapLink:
 
     def done(self, transfer: Transfer) -> bool:
         return transfer.state is TransferState.DONE
+
+    def queued(self, transfers: Iterable[Transfer]) -> list[Transfer]:
+        return [t for t in transfers if t.state is TransferState.QUEUED]
 
     def arrivals(self, transfers: Collection[Transfer]) -> list[Transfer]:
         return [t for t in transfers if self.done(t)]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from specter_core.memory.expert_cache import ExpertCache
-from specter_core.memory.link import Link, Priority, Transfer, TransferState
+from specter_core.memory.link import Link, Priority, Transfer
 from specter_core.types import ExpertKey
 
 
@@ -31,7 +31,9 @@ class ExpertLoader:
         self.link = link
         self.counters = LoadCounters()
         self._open: dict[ExpertKey, Transfer] = {}  # in order of submission
-        self._unused: dict[ExpertKey, int] = {}  # loaded, not computed from yet -> bytes
+        layers = len(cache.slots_per_layer)
+        self._open_in: list[dict[ExpertKey, Transfer]] = [{} for _ in range(layers)]  # the same by layer
+        self._unused: list[dict[int, int]] = [{} for _ in range(layers)]  # expert: loaded, not computed from yet -> bytes
 
     @property
     def entry_ms(self) -> float:
@@ -42,21 +44,14 @@ class ExpertLoader:
         """Begin loading `key` into `slot`, evicting what is resident there."""
         assert self.cache.can_load(key, slot), (key, slot, self.cache.state(slot), self.cache.lookup(key))
         transfer = self.link.submit(key, slot, priority)
-        self.cache.begin_load(key, slot)
-        self._open[key] = transfer
-        self._unused[key] = transfer.bytes
-        self.counters.loads += 1
+        self._begin(transfer)
         return transfer
 
     def load_all(self, loads: Sequence[tuple[ExpertKey, int]], priority: Priority) -> list[Transfer]:
         """Begin several loads, (expert, slot) each; as one `load` after the other."""
-        assert all(self.cache.can_load(key, slot) for key, slot in loads), loads
         transfers = self.link.submit_all(loads, priority)
         for transfer in transfers:
-            self.cache.begin_load(transfer.key, transfer.slot)
-            self._open[transfer.key] = transfer
-            self._unused[transfer.key] = transfer.bytes
-        self.counters.loads += len(transfers)
+            self._begin(transfer)
         return transfers
 
     def is_open(self, key: ExpertKey) -> bool:
@@ -64,12 +59,17 @@ class ExpertLoader:
 
     def open_keys(self, layer: int | None = None) -> list[ExpertKey]:
         """Experts being loaded, issued ones first, else in order of submission."""
-        keys = [k for k in self._open if layer is None or k.layer == layer]
-        return sorted(keys, key=lambda k: self._queued(self._open[k]))
+        opened = self._opened(layer)
+        if not opened:
+            return []
+        queued = self.queued_keys(layer)
+        behind = frozenset(queued)
+        return [key for key in opened if key not in behind] + queued
 
     def queued_keys(self, layer: int | None = None) -> list[ExpertKey]:
         """Experts whose load could still be cancelled, in order of submission."""
-        return [k for k, t in self._open.items() if (layer is None or k.layer == layer) and self._queued(t)]
+        opened = self._opened(layer)
+        return [transfer.key for transfer in self.link.queued(opened.values())] if opened else []
 
     def promote(self, key: ExpertKey) -> None:
         """Make a load that is under way a demand."""
@@ -87,7 +87,7 @@ class ExpertLoader:
         if not self.link.cancel(transfer):
             return False
         self.cache.abort_load(transfer.slot)
-        del self._open[key], self._unused[key]
+        del self._open[key], self._open_in[key.layer][key], self._unused[key.layer][key.expert]
         self.counters.loads -= 1
         return True
 
@@ -116,18 +116,26 @@ class ExpertLoader:
 
     def mark_used(self, key: ExpertKey) -> None:
         """Account for a computation from `key`."""
-        used_bytes = self._unused.pop(key, None)
+        used_bytes = self._unused[key.layer].pop(key.expert, None)
         if used_bytes is not None:
             self.counters.used_loads += 1
             self.counters.used_bytes += used_bytes
 
     def mark_all_used(self, layer: int, experts: Collection[int]) -> None:
         """`mark_used` for these experts of a layer."""
-        for key in [k for k in self._unused if k.layer == layer and k.expert in experts]:
-            self.mark_used(key)
+        for expert in [e for e in self._unused[layer] if e in experts]:
+            self.mark_used(ExpertKey(layer, expert))
 
-    def _queued(self, transfer: Transfer) -> bool:
-        return not self.link.done(transfer) and transfer.state is TransferState.QUEUED
+    def _opened(self, layer: int | None) -> dict[ExpertKey, Transfer]:
+        return self._open if layer is None else self._open_in[layer]
+
+    def _begin(self, transfer: Transfer) -> None:
+        key = transfer.key
+        self.cache.begin_load(key, transfer.slot)
+        self._open[key] = self._open_in[key.layer][key] = transfer
+        self._unused[key.layer][key.expert] = transfer.bytes
+        self.counters.loads += 1
 
     def _finish(self, key: ExpertKey) -> None:
         self.cache.finish_load(self._open.pop(key).slot)
+        del self._open_in[key.layer][key]

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, Protocol
@@ -108,6 +108,10 @@ class Link(Protocol):
         ...
 
     def done(self, transfer: Transfer) -> bool: ...
+
+    def queued(self, transfers: Iterable[Transfer]) -> list[Transfer]:
+        """Those of which nothing has moved yet: `cancel` would take them back, unless they are issued before it."""
+        ...
 
     def arrivals(self, transfers: Collection[Transfer]) -> list[Transfer]:
         """Those that have arrived since the last call; `transfers` are all whose arrival was not reported yet."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.link import BusyInterval, LinkCounters, Priority, Transfer, TransferState
@@ -83,6 +83,10 @@ class CpuLink:
     def done(self, transfer: Transfer) -> bool:
         self._thread.raise_error()
         return transfer.state is TransferState.DONE
+
+    def queued(self, transfers: Iterable[Transfer]) -> list[Transfer]:
+        self._thread.raise_error()
+        return [t for t in transfers if t.state is TransferState.QUEUED]
 
     def arrivals(self, transfers: Collection[Transfer]) -> list[Transfer]:
         return [t for t in transfers if self.done(t)]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
 
 from specter_core.device_runtime import DeviceEvent, DeviceRuntime
 from specter_core.memory.host_store import HostExpertStore
@@ -15,6 +17,7 @@ from specter_core.memory.transfer_queue import PIECE_BYTES, PIECES_IN_FLIGHT
 from specter_core.types import ExpertKey
 
 _STATES = (TransferState.QUEUED, TransferState.ISSUED, TransferState.DONE, TransferState.CANCELLED)
+_PRIORITIES = (Priority.DEMAND, Priority.PREFETCH)  # as the worker numbers them
 _PROBE_COPIES = 32
 _PROBES = 4
 _COUNTERS = 7
@@ -125,17 +128,18 @@ class CudaLink:
         if not loads:
             return []
         now_ns, size, experts, count = time.perf_counter_ns(), self.entry_bytes, self._store.experts, len(loads)
-        readers = [self._readers.pop(slot, None) for _, slot in loads]
-        numbers = ctypes.c_uint64 * count
-        sources = numbers(*(self._source + (key.layer * experts + key.expert) * size for key, _ in loads))
-        targets = numbers(*(self._target + slot * size for _, slot in loads))
-        after = (ctypes.c_void_p * count)(*(None if r is None else r.handle for r in readers))
-        first = self._lib.worker_submit_many(self._live(), count, sources, targets, after, size, priority.value)
-        made = [
-            Transfer(key, slot, size, priority, queued_ns=now_ns, order=first + i)
-            for i, (key, slot) in enumerate(loads)
-        ]
-        self._open.update((t.order, t) for t in made)
+        sources = np.array([key[0] * experts + key[1] for key, _ in loads], np.uint64) * size + self._source
+        targets = np.array([slot for _, slot in loads], np.uint64) * size + self._target
+        readers = [self._readers.pop(slot, None) for _, slot in loads] if self._readers else []
+        after = np.zeros(count, np.uint64)
+        for i, reader in enumerate(readers):
+            after[i] = 0 if reader is None else reader.handle
+        addresses = (sources.ctypes.data, targets.ctypes.data, after.ctypes.data)
+        first = self._lib.worker_submit_many(self._live(), count, *addresses, size, priority.value)
+        made = [Transfer(key, slot, size, priority, queued_ns=now_ns) for key, slot in loads]
+        for number, transfer in enumerate(made, first):
+            transfer.order = number
+            self._open[number] = transfer
         return made
 
     def promote(self, transfer: Transfer) -> None:
@@ -143,8 +147,8 @@ class CudaLink:
             transfer.priority = Priority.DEMAND
 
     def reorder(self, transfers: Sequence[Transfer]) -> None:
-        numbers = (ctypes.c_int64 * len(transfers))(*(t.order for t in transfers))
-        self._lib.worker_reorder(self._live(), numbers, len(transfers))
+        numbers = np.array([t.order for t in transfers], np.int64)
+        self._lib.worker_reorder(self._live(), numbers.ctypes.data, len(transfers))
 
     def cancel(self, transfer: Transfer) -> bool:
         cancelled = bool(self._lib.worker_cancel(self._live(), transfer.order))
@@ -155,6 +159,10 @@ class CudaLink:
         """Arrived, as seen by the host; work enqueued from now on may read it."""
         self._update(transfer)
         return transfer.state is TransferState.DONE
+
+    def queued(self, transfers: Iterable[Transfer]) -> list[Transfer]:
+        states, table = self._states, self._table
+        return [t for t in transfers if not states[t.order % table]]
 
     def arrivals(self, transfers: Collection[Transfer]) -> list[Transfer]:
         """See `Link`; costs next to nothing while nothing has arrived."""
@@ -221,8 +229,10 @@ class CudaLink:
     def _update(self, transfer: Transfer) -> None:
         at = transfer.order % self._table
         state = self._states[at]
-        if state and transfer.issued_as is None and self._issued_as[at] >= 0:
-            transfer.issued_as = Priority(self._issued_as[at])
+        if not state:
+            return
+        if transfer.issued_as is None and self._issued_as[at] >= 0:
+            transfer.issued_as = _PRIORITIES[self._issued_as[at]]
         transfer.state = _STATES[state]
         if state >= 2:
             if not self._record:

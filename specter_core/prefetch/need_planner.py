@@ -7,13 +7,13 @@ crosses the link again. Here counted residents stay, and the others go in the or
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specter_core.memory.expert_cache import CacheView, SlotState
+from specter_core.memory.expert_cache import CacheView
 from specter_core.prefetch.need_history import NeedHistory
 from specter_core.prefetch.planner import Phase, PlannedLoad, PrefetchPlan, Timings
 from specter_core.types import ExpertKey
@@ -36,9 +36,7 @@ class NeedPlanner:
         self.depth = 0
         self._history, self._worth_a_slot = history, worth_a_slot
         layers, experts = history.rate.shape
-        self._slots: NDArray[np.int64] = np.full((layers, experts), -1)  # of complete experts; −1: none
-        self._free: list[list[int]] = [[] for _ in range(layers)]  # empty slots
-        self._versions = [-1] * layers
+        self._keys = [[ExpertKey(layer, expert) for expert in range(experts)] for layer in range(layers)]
 
     def begin_window(self, depth: int) -> int:
         """See `PrefetchPlanner`."""
@@ -56,65 +54,66 @@ class NeedPlanner:
     ) -> PrefetchPlan:
         """See `PrefetchPlanner`. A queued load stays, unless the expert in its slot has been counted by now."""
         counts = counters.numpy()
-        self._survey(cache)
-        restored = {key: former for key in queued if (former := self._counted_former(key, cache, counts)) is not None}
-        cancelled = list(restored)
+        rows: list[list[int]] = counters.tolist() if queued else []
+        restored = {key: former for key in queued if (former := _counted_former(key, cache, rows)) is not None}
         kept = [key for key in queued if key not in restored]
         loads = self._loads(counts, cache, restored, drafted)
-        order = sorted([*kept, *(load.key for load in loads)], key=lambda k: (k.layer, -int(counts[k]), k.expert))
+        order = [load.key for load in loads]
+        if kept:
+            order = sorted([*kept, *order], key=lambda key: (key[0], -rows[key[0]][key[1]], key[1]))
         chunk = int(len(order) * timings.transfer_ms_per_expert / timings.step_ms)
         next_boundary = min(self.depth, drafted + max(1, chunk))
         final = next_boundary >= self.depth
         return PrefetchPlan(
             loads=tuple(loads),
-            cancelled=tuple(cancelled),
+            cancelled=tuple(restored),
             kept=tuple(kept),
             order=tuple(order),
             next_boundary=next_boundary,
             phase=Phase.FINAL_CLEANUP if final else Phase.PREFETCH_OVERLAP,
         )
 
-    def _survey(self, cache: CacheView) -> None:
-        """Bring `_slots` and `_free` up to date where the cache has changed."""
-        for layer, row in enumerate(self._slots):
-            if self._versions[layer] != cache.version(layer):
-                self._versions[layer] = cache.version(layer)
-                held = cache.resident_slots(layer)
-                row.fill(-1)
-                row[list(held)] = list(held.values())
-                self._free[layer] = [s for s in cache.layer_slots(layer) if cache.state(s) is SlotState.EMPTY]
-
-    @staticmethod
-    def _counted_former(key: ExpertKey, cache: CacheView, counts: NDArray[np.int32]) -> ExpertKey | None:
-        """A counted expert that taking this load back would restore."""
-        slot = cache.lookup(key)
-        former = None if slot is None else cache.previous(slot)
-        if former is None or counts[former.key] == 0 or cache.lookup(former.key) is not None:
-            return None
-        return former.key
-
     def _loads(
         self, counts: NDArray[np.int32], cache: CacheView, restored: Mapping[ExpertKey, ExpertKey], drafted: int
     ) -> list[PlannedLoad]:
-        """restored: loads that are taken back -> the experts that are back then."""
-        back = set(restored.values())
-        resident = self._slots >= 0
-        counted = counts > 0
+        """By layer, count and id. restored: loads that are taken back -> the experts that are back then."""
         chance = self._history.chance(self.depth + 1 - drafted)
-        chance[counted | ~resident | (chance > self._worth_a_slot)] = np.inf
-        victims, victim_count = chance.argsort(axis=1, kind="stable"), np.isfinite(chance).sum(axis=1)
-        wanted = counted & ~resident
-        ranking = np.where(wanted, -counts, 1).argsort(axis=1, kind="stable")
+        busy = {*cache.loading_slots, *cache.protected_slots, *cache.staging_slots}
         loads: list[PlannedLoad] = []
-        for layer in np.nonzero(wanted.any(axis=1))[0].tolist():
-            places: list[tuple[int, ExpertKey | None]] = [(slot, None) for slot in self._free[layer]]
-            for expert in victims[layer, : victim_count[layer]].tolist():
-                slot = int(self._slots[layer, expert])
-                if cache.state(slot) is SlotState.RESIDENT:
-                    places.append((slot, ExpertKey(layer, expert)))
-            if not places:
+        for layer, counted in enumerate(counts):
+            held = _held_after(layer, cache, restored)
+            absent = [expert for expert in counted.nonzero()[0].tolist() if expert not in held]
+            if not absent:
                 continue
-            keys = [ExpertKey(layer, e) for e in ranking[layer, : wanted[layer].sum()].tolist()]
-            absent = [k for k in keys if k in restored or (cache.lookup(k) is None and k not in back)]
-            loads += [PlannedLoad(k, slot, victim) for k, (slot, victim) in zip(absent, places, strict=False)]
+            row, keys = counted.tolist(), self._keys[layer]
+            absent.sort(key=row.__getitem__, reverse=True)  # stable: equal counts by id
+            places: list[tuple[int, ExpertKey | None]] = [(slot, None) for slot in cache.free_slots(layer)]
+            if len(places) < len(absent):
+                likely, slot_of = chance[layer].tolist(), cache.held(layer)
+                victims = [
+                    (likely[expert], expert)
+                    for expert, slot in slot_of.items()
+                    if not row[expert] and likely[expert] <= self._worth_a_slot and slot not in busy
+                ]
+                places += [(slot_of[expert], keys[expert]) for _, expert in sorted(victims)]
+            loads += [PlannedLoad(keys[e], slot, victim) for e, (slot, victim) in zip(absent, places, strict=False)]
         return loads
+
+
+def _counted_former(key: ExpertKey, cache: CacheView, counts: Sequence[Sequence[int]]) -> ExpertKey | None:
+    """A counted expert that taking this load back would restore."""
+    slot = cache.lookup(key)
+    former = None if slot is None else cache.previous(slot)
+    if former is None:
+        return None
+    layer, expert = former.key
+    return former.key if counts[layer][expert] and expert not in cache.held(layer) else None
+
+
+def _held_after(layer: int, cache: CacheView, restored: Mapping[ExpertKey, ExpertKey]) -> Collection[int]:
+    """Experts of `layer` in a slot or on their way into one, once the loads have been taken back."""
+    held = cache.held(layer)
+    if not restored:
+        return held
+    gone = {key.expert for key in restored if key.layer == layer}
+    return (held.keys() - gone) | {key.expert for key in restored.values() if key.layer == layer}

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from specter_core.memory.expert_cache import SlotState
 from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.memory.link import Priority, Transfer
 from specter_core.prefetch.planner import Phase, Planner, PrefetchPlan, Timings
@@ -53,7 +54,7 @@ class Prefetcher:
         self.loader = loader
         self.under_verify = under_verify
         self.stage_ahead = stage_ahead
-        self._counts: Tensor | None = None  # int32 [L, E] of the last plan, while its window lasts
+        self._counts: NDArray[np.int32] | None = None  # [L, E] of the last plan, while its window lasts
         self.phase = Phase.FINAL_CLEANUP
         self.next_boundary = 0
         self._start_window()
@@ -83,10 +84,10 @@ class Prefetcher:
         assert self.wants_snapshot or last, f"no snapshot in {self.phase} after {drafted} tokens"
         self.loader.reap()
         if self.phase is Phase.COLD_START:
-            self._present_at_b1 = self._present()
+            self._held_at_b1 = self._held()
         plan = self.planner.plan(counters, self.loader.cache, self.loader.queued_keys(), timings, drafted)
         self._apply(plan)
-        self._counts = counters
+        self._counts = counters.numpy()
         self._stage(0)
         self._chunks += 1
         self.phase, self.next_boundary = plan.phase, plan.next_boundary
@@ -114,16 +115,19 @@ class Prefetcher:
         any more, but still is late.
         """
         self.loader.reap()
-        wanted = {ExpertKey(layer, expert) for expert in needed}
-        late = [key for key in self.loader.open_keys(layer) if key in wanted]
+        self._needed.append((layer, tuple(needed)))
+        opened = self.loader.open_keys(layer)
+        if not opened:
+            return ()
+        late = tuple(key.expert for key in opened if key.expert in needed)
         for key in self.loader.queued_keys(layer):
-            if key not in wanted or self._former(key) in wanted:
+            if key.expert not in needed or self._former(key) in needed:
                 self._cancelled += self.loader.cancel(key)
-        for key in late:
+        for expert in late:
+            key = ExpertKey(layer, expert)
             if self.loader.is_open(key):
                 self.loader.promote(key)
-        self._count_layer(wanted)
-        return tuple(key.expert for key in late)
+        return late
 
     def prepare_layer(self, layer: int) -> None:
         """Everything of the layers before is on its way: what this one will miss may use the staging slots."""
@@ -133,6 +137,7 @@ class Prefetcher:
         """Close the window's account. useful: experts that a committed token's input was routed to."""
         self._counts = None
         issued = [t for t in self._submitted if t.issued_as is Priority.PREFETCH]
+        absent = [(layer, e) for layer, needed in self._needed for e in needed if e not in self._held_at_b1[layer]]
         return PrefetchCounters(
             chunks=self._chunks,
             planned=len(self._planned),
@@ -141,19 +146,18 @@ class Prefetcher:
             used=sum(t.key in useful for t in issued),
             promoted=sum(t.issued_as is Priority.DEMAND for t in self._submitted),
             cancelled=self._cancelled,
-            absent=self._absent,
-            absent_planned=self._absent_planned,
+            absent=len(absent),
+            absent_planned=len(self._planned.intersection(absent)),
         )
 
     def _start_window(self) -> None:
         self._submitted: list[Transfer] = []
         self._planned: set[ExpertKey] = set()
         self._counts = None
-        self._present_at_b1 = self._present()
+        self._held_at_b1 = self._held()
+        self._needed: list[tuple[int, tuple[int, ...]]] = []  # by layer, as the routers spoke
         self._chunks = 0
         self._cancelled = 0
-        self._absent = 0
-        self._absent_planned = 0
 
     def _apply(self, plan: PrefetchPlan) -> None:
         """Cancel, evict, submit. A load issued since the plan was made stays, and what the plan wanted in
@@ -175,32 +179,42 @@ class Prefetcher:
         """
         if not self.stage_ahead or self._counts is None or layer >= self._counts.shape[0]:
             return
-        cache = self.loader.cache
-        for slot in cache.staging_slots:
-            if cache.state(slot) is SlotState.RESIDENT:  # nobody has asked for it
-                key = cache.key(slot)
-                if key is not None and key.layer != layer:
-                    cache.evict(slot)
-        free = [slot for slot in cache.staging_slots if cache.state(slot) is SlotState.EMPTY]
+        free = self._free_staging(layer)
         if not free:
             return
-        counts = self._counts[layer].tolist()
-        counted = [ExpertKey(layer, e) for e, count in enumerate(counts) if count > 0]
-        absent = sorted((k for k in counted if cache.lookup(k) is None), key=lambda k: (counts[k.expert], k.expert))
-        for slot, key in zip(free, absent, strict=False):
+        counts, held = self._counts[layer], self.loader.cache.held(layer)
+        absent = [expert for expert in counts.nonzero()[0].tolist() if expert not in held]
+        if not absent:
+            return
+        absent.sort(key=counts.tolist().__getitem__)  # stable: equal counts by id
+        for slot, expert in zip(free, absent, strict=False):
+            key = ExpertKey(layer, expert)
             self._submitted.append(self.loader.load(key, slot, Priority.PREFETCH))
             self._planned.add(key)
 
-    def _former(self, key: ExpertKey) -> ExpertKey | None:
-        """The expert that cancelling the load of `key` would bring back."""
-        slot = self.loader.cache.lookup(key)
-        former = None if slot is None else self.loader.cache.previous(slot)
-        return None if former is None or self.loader.cache.lookup(former.key) is not None else former.key
+    def _free_staging(self, layer: int) -> list[int]:
+        """Empty staging slots, once those are that hold an expert of another layer for which nobody has asked."""
+        cache = self.loader.cache
+        busy, free = cache.loading_slots | cache.protected_slots, []
+        for slot in cache.staging_slots:
+            key = cache.key(slot)
+            if key is not None and key.layer != layer and slot not in busy:
+                cache.evict(slot)
+                key = None
+            if key is None:
+                free.append(slot)
+        return free
 
-    def _present(self) -> frozenset[ExpertKey]:
-        return self.loader.cache.present()
+    def _former(self, key: ExpertKey) -> int | None:
+        """The expert of the same layer that cancelling the load of `key` would bring back."""
+        cache = self.loader.cache
+        slot = cache.lookup(key)
+        former = None if slot is None else cache.previous(slot)
+        if former is None or former.key.layer != key.layer or cache.lookup(former.key) is not None:
+            return None
+        return former.key.expert
 
-    def _count_layer(self, wanted: set[ExpertKey]) -> None:
-        absent = wanted - self._present_at_b1
-        self._absent += len(absent)
-        self._absent_planned += len(absent & self._planned)
+    def _held(self) -> list[frozenset[int]]:
+        """Experts in a slot or on their way into one, by layer."""
+        cache = self.loader.cache
+        return [frozenset(cache.held(layer)) for layer in range(len(cache.slots_per_layer))]
