@@ -6,9 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from specter_core.memory.eviction import EvictionPolicy, count_then_recency
-from specter_core.memory.expert_cache import CacheView, SlotState
+from specter_core.memory.expert_cache import CacheView
 from specter_core.prefetch.need_history import NeedHistory
-from specter_core.types import ExpertKey
 from specter_core.verify.layer_pass import LayerPass, Needs, Worth
 from specter_core.verify.ops import Op, OpList
 
@@ -75,12 +74,12 @@ class ResidencyManager:
         """
         assert list(needed) == sorted(set(needed)), f"needed experts must be distinct and ascending: {needed}"
         rows = {expert: 1 if counts is None else counts[expert] for expert in needed}
-        needs = self._classify(layer, rows, late, frozenset(done))
+        needs = self._classify(layer, rows, late, done)
         walk = LayerPass(self._cache, needs, self._worth(layer), self._hit_first, self._lookahead)
         ops = OpList(walk.walk())
         if not self._hit_first:
             ops.finish()  # planning may still take a needed expert's protection away
-        lates = sorted(e for e in rows if e in needs.loading or (e in needs.late and e in needs.absent))
+        lates = sorted([*needs.loading, *(e for e in needs.absent if e in needs.late)])
         return LayerPlan(
             layer=layer,
             ops=ops,
@@ -97,21 +96,25 @@ class ResidencyManager:
         rates = self._history.rate[layer].tolist()
         return lambda expert, rows, recency: (rates[expert], recency)
 
-    def _classify(self, layer: int, rows: Mapping[int, int], late: Sequence[int], done: frozenset[int]) -> Needs:
+    def _classify(self, layer: int, rows: Mapping[int, int], late: Sequence[int], done: Collection[int]) -> Needs:
+        held, moving = self._cache.held(layer), self._cache.loading_slots
+        computed = frozenset(done)
         hits: list[int] = []
         loading: list[int] = []
         absent: list[int] = []
         slot_of: dict[int, int] = {}
         for expert in rows:
-            if expert in done:
+            if expert in computed:
                 hits.append(expert)
                 continue
-            slot = self._cache.lookup(ExpertKey(layer, expert))
+            slot = held.get(expert)
             if slot is None:
                 absent.append(expert)
                 continue
             slot_of[expert] = slot
-            (loading if self._cache.state(slot) is SlotState.LOADING else hits).append(expert)
-        arrival = {expert: i for i, expert in enumerate(late)}
-        loading.sort(key=lambda e: (arrival.get(e, len(arrival)), slot_of[e]))
-        return Needs(layer, rows, hits, loading, absent, frozenset(late), slot_of, tuple(e for e in hits if e in done))
+            (loading if slot in moving else hits).append(expert)
+        if len(loading) > 1:
+            arrival = {expert: i for i, expert in enumerate(late)}
+            loading.sort(key=lambda e: (arrival.get(e, len(arrival)), slot_of[e]))
+        ready = tuple(e for e in hits if e in computed)
+        return Needs(layer, rows, hits, loading, absent, frozenset(late), slot_of, ready)
