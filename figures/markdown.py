@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from figures import memory, redraw, results, stats, style, sweeps
 from figures.scale import shown
 
-MARK = re.compile(r"(<!-- (?P<kind>table|figure): (?P<name>[a-z]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+MARK = re.compile(r"(?P<mark><!-- (?P<kind>table|figure): (?P<name>[a-z]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
 IMAGES = "docs"
 
 
@@ -183,7 +183,7 @@ def updated(text: str, found: results.Results) -> str:
         made = TABLES[name](found) if kind == "table" else _image(name, found)
         if not made:
             raise SystemExit(f"error: {found.folder} has no rows for {kind} {name}; name another folder")
-        return f"{match[1]}{made}{match[3]}"
+        return f"{match['mark']}{made}{match['end']}"
 
     return MARK.sub(fill, text)
 

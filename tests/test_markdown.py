@@ -98,8 +98,9 @@ def test_only_what_stands_between_marks_is_replaced(found, tmp_path):
     arguments = ["--results", str(found.folder), "--update", str(page)]
     for _ in range(2):
         assert markdown.main(arguments) == 0
-        first, *middle, last = page.read_text().splitlines()
-        assert (first, last) == ("before", "after") and "old" not in middle and "| Specter |" in "\n".join(middle)
+        first, mark, *middle, end, last = page.read_text().splitlines()
+        assert (first, last, mark, end) == ("before", "after", "<!-- table: comparison -->", "<!-- end -->")
+        assert "old" not in middle and "| Specter |" in "\n".join(middle)
 
 
 def test_unknown_tables_and_tables_without_rows_are_one_line(found, tmp_path):
@@ -111,4 +112,5 @@ def test_unknown_tables_and_tables_without_rows_are_one_line(found, tmp_path):
 
 def test_the_readmes_tables_are_those_of_the_committed_records():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "comparison" in [match["name"] for match in markdown.MARK.finditer(text)]
     assert markdown.updated(text, results.read(ROOT / "results" / "h200")) == text

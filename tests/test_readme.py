@@ -40,6 +40,7 @@ COMMANDS: dict[str, tuple[How, str]] = {
     "python scripts/": (How.FLAGS, ""),
     "python -m scripts.gpu.": (How.MODULE, "needs a CUDA device"),
     "python -m harness.closing": (How.ELSEWHERE, "test_comparison_script.py"),
+    "python -m harness.aims": (How.ELSEWHERE, "test_aims_of_records.py"),
     "sh scripts/gpu/": (How.SCRIPT, "needs a CUDA device and compute-sanitizer"),
     "python initialization/": (How.FLAGS, ""),
 }
