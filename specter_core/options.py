@@ -51,7 +51,7 @@ class EngineOptions:
     planning: str = "need"
     eviction: str = "need"
     context_tokens: int = 1024
-    prefill_chunk_tokens: int = 256
+    prefill_chunk_tokens: int = 1024
     max_batch: int = 1
     experts_encoding: str = "plain"
 

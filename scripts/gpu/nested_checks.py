@@ -18,6 +18,7 @@ from specter_core.nested.code import code_matrix, sanitised
 from specter_core.nested.expert import ExpertCodes, batch_of, encode_experts, sanitised_codes
 from specter_core.nested.kernels.decode import decode_rows
 from specter_core.nested.layout import NestedLayout
+from specter_core.verify.kernels import grouped_ffn as plain_ffn
 from specter_core.verify.kernels.group_rows import group_rows
 from specter_core.verify.kernels.grouped_ffn import GroupedTile, grouped_ffn
 from specter_core.verify.kernels.nested_ffn import DOWN_TILE, GATE_UP_TILE, ResidentCodes, nested_ffn
@@ -51,6 +52,7 @@ def rebuild_checks(env: Env, rows: int, inputs: int) -> Iterator[Check]:
 def nested_checks(
     env: Env, experts: int, top_k: int, hidden: int, width: int, count: int,
     tiles: tuple[GroupedTile, GroupedTile] = (GATE_UP_TILE, DOWN_TILE),
+    plain_tiles: tuple[GroupedTile, GroupedTile] = (plain_ffn.GATE_UP_TILE, plain_ffn.DOWN_TILE),
 ) -> Iterator[Check]:  # fmt: skip
     """Grouped products from nested slots, by table and by list, against `grouped_ffn` on the same weights in env.dtype.
 
@@ -96,7 +98,8 @@ def nested_checks(
                 nested_ffn(x, nested, resident, resident.layers[1:], slots, members, counts, act, out, layout=layout,
                            top_k=top_k, experts=listed, gate_up_tile=tiles[0], down_tile=tiles[1])  # fmt: skip
             else:
-                grouped_ffn(x, plain, slots, members, counts, act, out, top_k=top_k, experts=listed)
+                grouped_ffn(x, plain, slots, members, counts, act, out, top_k=top_k, experts=listed,
+                            gate_up_tile=plain_tiles[0], down_tile=plain_tiles[1])  # fmt: skip
         return out
 
     wanted, name = run(None, False), f"nested {experts}/{top_k} {hidden}x{width} R={count}"

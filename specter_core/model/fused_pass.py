@@ -32,7 +32,8 @@ class FusedPass:
     Buffers: tokens, positions, context int64 [R], valid bool [R]; x, normed [R, H]; ids int64 [R, k], weights
     float32 [R, k]; routed float32 [R, H]; logits float32 [R, V]; chosen int64 [R]. bucket: every valid position is
     below it; no bit depends on it, on B, T or the other rows. Passes with one preset agree bit for bit. pdl:
-    programmatic dependent launches (kernels/pdl.py), for CUDA only.
+    programmatic dependent launches (kernels/pdl.py), for CUDA only. logits: off where the caller makes its own of some
+    rows of x.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class FusedPass:
         preset: Preset,
         *,
         pdl: bool = False,
+        logits: bool = True,
     ) -> None:
         embedding = weights.head.embedding
         rows, device, dtype = kv.batch * steps, embedding.device, embedding.dtype
@@ -70,7 +72,7 @@ class FusedPass:
         self.x, self.normed = values(rows, config.hidden), values(rows, config.hidden)
         self._input = values(rows, config.hidden)
         self.ids, self.weights = integers(rows, config.top_k), floats(rows, config.top_k)
-        self.routed, self.logits = floats(rows, config.hidden), floats(rows, config.vocab_size)
+        self.routed, self.logits = floats(rows, config.hidden), floats(rows if logits else 0, config.vocab_size)
         self.chosen = integers(rows)
 
         mla, heads = config.mla, config.heads

@@ -9,7 +9,6 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from specter_core.memory.native import library
 from specter_core.model.fused_pass import FusedPass
 from specter_core.model.fused_weights import FusedWeights
 from specter_core.model.rows import Rows
@@ -18,13 +17,12 @@ from specter_core.verify.executor_cuda import CudaLayerExecutor, RoutedWork
 from specter_core.verify.kernels.combine_rows import combine_rows
 from specter_core.verify.kernels.group_rows import group_rows
 from specter_core.verify.kernels.host_io import load_rows, report_ids
-
-_ROUTER_TIMEOUT_NS = 20_000_000_000
+from specter_core.verify.router_report import wait_for_router
 
 
 class DecodeSegments:
     """Segment j < L: what follows MoE layer j−1, attention and router of layer j, its ids to the host, its resident
-    experts from the slot table. Segment L: what follows the last MoE layer, and the logits.
+    experts from the slot table. Segment L: what follows the last MoE layer, and the logits if the step has any.
 
     The host fills `fill` before segment 0 and reads `ids(j)` after segment j. Slot table and inputs are read from
     mapped memory by segment 0. `steps` rows per sequence: what a pass has less is invalid rows. hits: compute
@@ -83,9 +81,7 @@ class DecodeSegments:
 
     def ids(self, j: int, steps: int) -> Tensor:
         """Waits for layer j's router. Its ids of the first `steps` rows of each sequence, int64 [B·steps, k]."""
-        if library().wait_flag(self._flags[j].data_ptr(), 1, _ROUTER_TIMEOUT_NS):
-            self._executor.runtime.synchronize()  # raises the device's own error, if there is one
-            raise RuntimeError(f"no router output of MoE layer {j} within {_ROUTER_TIMEOUT_NS / 1e9:.0f} s")
+        wait_for_router(self._flags[j], j, self._executor.runtime)
         top_k = self.step.ids.shape[1]
         found = self._ids[j, : self.batch * self.steps * top_k].view(self.batch, self.steps, top_k)
         return found[:, :steps].to(torch.int64).reshape(-1, top_k)
@@ -118,7 +114,8 @@ class DecodeSegments:
 
     def finish(self) -> None:
         self._dense(self._moe[-1] + 1, len(self._weights.layers))
-        self.step.head()
+        if self.step.logits.shape[0]:
+            self.step.head()
 
     def _segment(self, j: int) -> list[Callable[[], None]]:
         """Up to the router, and resident experts."""

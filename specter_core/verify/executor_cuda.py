@@ -22,8 +22,9 @@ from specter_core.memory.slot_buffer import SlotBuffer
 from specter_core.nested.layout import NestedLayout
 from specter_core.trace import Trace
 from specter_core.verify.executor_cpu import LayerTiming
+from specter_core.verify.kernels import nested_ffn as nested
 from specter_core.verify.kernels.group_rows import group_rows
-from specter_core.verify.kernels.grouped_ffn import grouped_ffn
+from specter_core.verify.kernels.grouped_ffn import DOWN_TILE, GATE_UP_TILE, PREFILL_TILES, grouped_ffn
 from specter_core.verify.kernels.host_io import admit_list, admit_table
 from specter_core.verify.kernels.nested_ffn import ResidentCodes, nested_ffn
 from specter_core.verify.ops import Adopt, Copy, Gemm, Release, Source, WaitSlotFree
@@ -36,7 +37,8 @@ _EVENTS = 4096
 @dataclass(frozen=True, slots=True)
 class RoutedWork:
     """The routed experts' operands of one pass: x [R, H], members int32 [E, R], counts int32 [E], act [R, k, I] in
-    x's dtype, out float32 [R, k, H]. products: captured launches for lists of up to so many experts.
+    x's dtype, out float32 [R, k, H]. products: captured launches for lists of up to so many experts. prefill: in tiles
+    for the many rows of a prompt; most: rows that the busiest expert has at most (None: R).
     """
 
     x: Tensor
@@ -45,6 +47,8 @@ class RoutedWork:
     act: Tensor
     out: Tensor
     products: Mapping[int, Callable[[], None]] = field(default_factory=dict)
+    prefill: bool = False
+    most: int | None = None
 
     @staticmethod
     def allocate(x: Tensor, top_k: int, experts: int, width: int, out: Tensor | None = None) -> RoutedWork:
@@ -239,12 +243,15 @@ class CudaLayerExecutor:
 
     def products(self, work: RoutedWork, slots: Tensor, *, layer: int | Tensor, experts: Tensor | None = None) -> None:
         """Launches what `grouped_ffn` describes on the slots' encoding. layer: a number, or int32 [1] on the device."""
+        top_k = work.out.shape[1]
         if self._codes is None:
+            gate_up, down = PREFILL_TILES if work.prefill else (GATE_UP_TILE, DOWN_TILE)
             buffer = self._slots.data.view(self.layout.dtype)  # [slots, entry / itemsize]
-            grouped_ffn(work.x, buffer, slots, work.members, work.counts, work.act, work.out,
-                        top_k=work.out.shape[1], experts=experts)  # fmt: skip
+            grouped_ffn(work.x, buffer, slots, work.members, work.counts, work.act, work.out, top_k=top_k,
+                        experts=experts, most=work.most, gate_up_tile=gate_up, down_tile=down)  # fmt: skip
             return
+        gate_up, down = nested.PREFILL_TILES if work.prefill else (nested.GATE_UP_TILE, nested.DOWN_TILE)
         here = layer if isinstance(layer, Tensor) else self._codes.layers[layer : layer + 1]
         nested_ffn(work.x, self._slots.data, self._codes, here, slots, work.members, work.counts, work.act, work.out,
-                   layout=NestedLayout(self.layout.hidden, self.layout.width), top_k=work.out.shape[1],
-                   experts=experts)  # fmt: skip
+                   layout=NestedLayout(self.layout.hidden, self.layout.width), top_k=top_k, experts=experts,
+                   most=work.most, gate_up_tile=gate_up, down_tile=down)  # fmt: skip

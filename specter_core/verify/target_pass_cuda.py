@@ -1,10 +1,11 @@
-"""The target's forward pass of `device=cuda`: decoding on the fused pass, prefill on the plain one."""
+"""The target's forward pass of `device=cuda`: decoding and short prompts in captured segments, long prompts beside."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from specter_core.device_runtime import DeviceEvent
@@ -23,8 +24,9 @@ from specter_core.verify.executor_cuda import CudaLayerExecutor
 from specter_core.verify.expert_pass import ExpertPass
 from specter_core.verify.kernels.group_rows import group_rows
 from specter_core.verify.layer_hook import LayerHook
+from specter_core.verify.prefill_long import LongPrefill
+from specter_core.verify.prefill_short import ShortPrefill
 from specter_core.verify.residency import LayerPlan
-from specter_core.verify.target_pass import TargetPass
 
 
 class CudaTargetPass:
@@ -45,7 +47,10 @@ class CudaTargetPass:
         self.hook: LayerHook | None = None
         self._weights, self._executor = weights, executor
         self._steps, self._graphs = steps, graphs
-        self._plain = TargetPass(decoder, experts, trace=trace)
+        self._short = ShortPrefill(
+            decoder, weights, executor, graphs=graphs, hits=experts.order == "expertwise", trace=trace
+        )
+        self._long = LongPrefill(decoder, weights, experts, executor, trace)
         self._segments: dict[int, DecodeSegments] = {}
         self._made_for: KVCache | None = None
         self._layers = len(decoder.config.moe_layers)
@@ -53,25 +58,36 @@ class CudaTargetPass:
         self._resident: list[dict[int, int]] = [{} for _ in range(self._layers)]
 
     def prefill(self, prompt: Sequence[int], row: int, kv: KVCache, chunk_tokens: int, stats: WindowStats) -> Tensor:
-        """See `TargetPass.prefill`."""
-        logits = self._plain.prefill(prompt, row, kv, chunk_tokens, stats)
+        """See `TargetPass.prefill`. Which way a prompt goes depends on its length alone; a hook has no part in it."""
+        made = self._short.segments(len(prompt))
+        if made is None:
+            logits = self._long.run(prompt, row, kv, chunk_tokens, stats)
+        else:
+            self._run(made, torch.tensor([list(prompt)]), Rows.prefill(0, 0, len(prompt), len(prompt)), stats)
+            logits = self._short.finish(made, len(prompt), row, kv)
         self._executor.end_pass()
         return logits
 
     def decode(self, tokens: Tensor, rows: Rows, kv: KVCache, stats: WindowStats) -> Tensor:
         """tokens [B, T] int64 and rows on the host -> logits [B, T, V] float32, valid until the next pass."""
         made = self._segments_for(kv, rows.last + 1)
+        self._run(made, tokens, rows, stats, self.hook)
+        self._executor.end_pass()
+        return made.logits(rows.steps)
+
+    def _run(
+        self, made: DecodeSegments, tokens: Tensor, rows: Rows, stats: WindowStats, hook: LayerHook | None = None
+    ) -> None:
+        """All segments on these rows."""
         tokenwise = self.experts.order != "expertwise"
         table: list[dict[int, int]] = [{} for _ in range(self._layers)]
         if self.hook is None and not tokenwise:
             table = self._residents()
         made.fill(tokens, rows, table)
-        if self.hook is not None:
-            self._decode_with(self.hook, made, rows, stats)
+        if hook is not None:
+            self._decode_with(hook, made, rows, stats)
         else:
             self._decode(made, rows, table, stats, tokenwise)
-        self._executor.end_pass()
-        return made.logits(rows.steps)
 
     def _decode(
         self, made: DecodeSegments, rows: Rows, table: list[dict[int, int]], stats: WindowStats, tokenwise: bool

@@ -70,6 +70,12 @@ def linear_tile(out_features: int, in_features: int, *, pair: bool, preset: Pres
     return LinearTile(rows, 16, block_k, warps=4, stages=3 if pair else 4)
 
 
+def prefill_tile(out_features: int, in_features: int, *, pair: bool) -> LinearTile:
+    """Tile of a weight [out, in] for the rows of a prompt: each weight is read once per 128 rows."""
+    block_n = min(64 if pair else 128, max(16, power_of_two(out_features)))
+    return LinearTile(128, block_n, min(64, max(16, power_of_two(in_features))), warps=8, stages=3)
+
+
 def gemv_tile(out_features: int, in_features: int, *, pair: bool) -> GemvTile:
     """Tile of the draft's products: 16 to 64 KiB of weights in flight per program, whose input row (and norm) must
     be few bytes beside them; enough programs to give every multiprocessor the same share.

@@ -8,6 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 BLOCK = 256
+LONG_BLOCK = 2048
+"""Pairs per step of a prompt's many rows."""
 
 
 @triton.jit(do_not_specialize=["first", "pairs"])
@@ -34,6 +36,8 @@ def group_rows(ids: Tensor, members: Tensor, counts: Tensor, rows: range | None 
     top_k = ids.shape[1]
     first, last = (0, ids.shape[0]) if rows is None else (rows.start, rows.stop)
     assert 0 <= first <= last <= ids.shape[0], (first, last, ids.shape)
+    long = ids.numel() > 4 * LONG_BLOCK
     _group_rows_kernel[(experts,)](
-        ids, members, counts, first * top_k, last * top_k, CAPACITY=capacity, BLOCK=BLOCK, num_warps=2
-    )
+        ids, members, counts, first * top_k, last * top_k, CAPACITY=capacity, BLOCK=LONG_BLOCK if long else BLOCK,
+        num_warps=8 if long else 2,
+    )  # fmt: skip

@@ -29,6 +29,11 @@ class GroupedTile:
 
 GATE_UP_TILE = GroupedTile(block_n=32, stages=4)
 DOWN_TILE = GroupedTile(block_n=64, stages=4)
+PREFILL_TILES = (
+    GroupedTile(rows=64, block_n=64, block_k=64, stages=4),
+    GroupedTile(rows=64, block_n=128, block_k=64, stages=4),
+)
+"""gate_up and down for a prompt's rows; other bits than those of decoding."""
 
 
 @triton.jit
@@ -114,7 +119,7 @@ def _down_kernel(
 
 def grouped_ffn(
     x: Tensor, buffer: Tensor, slots: Tensor, members: Tensor, counts: Tensor, act: Tensor, out: Tensor, *,
-    top_k: int, experts: Tensor | None = None, gate_up_tile: GroupedTile = GATE_UP_TILE,
+    top_k: int, experts: Tensor | None = None, most: int | None = None, gate_up_tile: GroupedTile = GATE_UP_TILE,
     down_tile: GroupedTile = DOWN_TILE,
 ) -> None:  # fmt: skip
     """out[r, c] = down(silu(gate·x[r]) * up·x[r]) for every pair (r, c) routed to one of the given experts.
@@ -123,8 +128,9 @@ def grouped_ffn(
 
     experts None: slots int32 [E] is the slot table of a layer, -1 = not resident (skipped). experts int32 [n]: a
     list of arrived misses with slots int32 [n]; -1 in either pads it. members, counts from `group_rows`. act
-    [R, k, I] in x's dtype and out [R, k, H] float32: only the pairs of these experts are written. A pair's bits
-    depend on its row and its expert's weights alone.
+    [R, k, I] in x's dtype and out [R, k, H] float32: only the pairs of these experts are written. most: no count is
+    larger (None: R), which spares programs that find nothing to do. A pair's bits depend on its row, its expert's
+    weights and the tiles alone.
     """
     count, k, hidden = out.shape
     width = act.shape[2]
@@ -136,11 +142,12 @@ def grouped_ffn(
     assert (items == counts.numel()) if experts is None else (experts.numel() == items)
     listed = slots if experts is None else experts
     shape = {"H": hidden, "WIDTH": width, "ENTRY": buffer.shape[1], "CAPACITY": members.shape[1]}
-    _gate_up_kernel[(triton.cdiv(count, gate_up_tile.rows), triton.cdiv(width, gate_up_tile.block_n), items)](
+    most = count if most is None else most
+    _gate_up_kernel[(triton.cdiv(most, gate_up_tile.rows), triton.cdiv(width, gate_up_tile.block_n), items)](
         x, buffer, listed, slots, members, counts, act, x.stride(0),
         TOP_K=top_k, **shape, **_options(gate_up_tile, experts is not None),
     )  # fmt: skip
-    _down_kernel[(triton.cdiv(count, down_tile.rows), triton.cdiv(hidden, down_tile.block_n), items)](
+    _down_kernel[(triton.cdiv(most, down_tile.rows), triton.cdiv(hidden, down_tile.block_n), items)](
         act, buffer, listed, slots, members, counts, out, **shape, **_options(down_tile, experts is not None)
     )
 

@@ -22,6 +22,11 @@ from specter_core.verify.kernels.grouped_ffn import GroupedTile, _tile_pairs
 
 GATE_UP_TILE = GroupedTile(block_n=32, stages=3)
 DOWN_TILE = GroupedTile(block_n=64, stages=3)
+PREFILL_TILES = (
+    GroupedTile(rows=128, block_n=32, warps=8, stages=2, registers=128),
+    GroupedTile(rows=128, block_n=64, warps=8, stages=2, registers=128),
+)
+"""gate_up and down for a prompt's rows: weights are rebuilt once per 128 of them."""
 
 
 class ResidentCodes:
@@ -159,7 +164,7 @@ def _down_kernel(
 def nested_ffn(
     x: Tensor, entries: Tensor, codes: ResidentCodes, layer: Tensor, slots: Tensor, members: Tensor, counts: Tensor,
     act: Tensor, out: Tensor, *, layout: NestedLayout, top_k: int, experts: Tensor | None = None,
-    gate_up_tile: GroupedTile = GATE_UP_TILE, down_tile: GroupedTile = DOWN_TILE,
+    most: int | None = None, gate_up_tile: GroupedTile = GATE_UP_TILE, down_tile: GroupedTile = DOWN_TILE,
 ) -> None:  # fmt: skip
     """As `grouped_ffn`. entries uint8 [slots, entry_bytes]; layer int32 [1] on the device: whose codes are meant.
 
@@ -183,11 +188,12 @@ def nested_ffn(
         "LISTED": experts is not None, "FENCE": entries.is_cuda or entries.is_meta,
         "LINES": 4,
     }  # fmt: skip
-    _gate_up_kernel[(triton.cdiv(count, gate_up_tile.rows), width // gate_up_tile.block_n, items)](
+    most = count if most is None else most
+    _gate_up_kernel[(triton.cdiv(most, gate_up_tile.rows), width // gate_up_tile.block_n, items)](
         x, words, entries, codes.addresses, layer, listed, slots, members, counts, act, x.stride(0),
         TOP_K=top_k, **shape, **_options(gate_up_tile),
     )  # fmt: skip
-    _down_kernel[(triton.cdiv(count, down_tile.rows), hidden // down_tile.block_n, items)](
+    _down_kernel[(triton.cdiv(most, down_tile.rows), hidden // down_tile.block_n, items)](
         act, words, entries, codes.addresses, layer, listed, slots, members, counts, out,
         **shape, **_options(down_tile),
     )  # fmt: skip
