@@ -24,8 +24,8 @@ class DecodeSegments:
     """Segment j < L: what follows MoE layer j−1, attention and router of layer j, its ids to the host, its resident
     experts from the slot table. Segment L: what follows the last MoE layer, and the logits if the step has any.
 
-    The host fills `fill` before segment 0 and reads `ids(j)` after segment j. Slot table and inputs are read from
-    mapped memory by segment 0. `steps` rows per sequence: what a pass has less is invalid rows. hits: compute
+    The host calls `fill` before segment 0, `show(j)` before segment j, and reads `ids(j)` after it. Inputs and slot
+    tables are read from mapped memory. `steps` rows per sequence: what a pass has less is invalid rows. hits: compute
     resident experts inside the segments. graphs: replay captured segments, else launch one kernel after another. With a
     trace, a segment is two replays, so that attention and resident experts can be told apart.
     """
@@ -61,9 +61,8 @@ class DecodeSegments:
         ready = [[runtime.capture(run) for run in parts] for parts in whole] if graphs else whole
         self.segments = [self._traced(j, parts, trace) if trace.enabled else parts[0] for j, parts in enumerate(ready)]
 
-    def fill(self, tokens: Tensor, rows: Rows, table: Sequence[dict[int, int]]) -> None:
-        """tokens int64 [B, T] and rows (host) with T ≤ steps; table: resident expert -> slot, per MoE layer;
-        a dict that was shown before has not changed."""
+    def fill(self, tokens: Tensor, rows: Rows) -> None:
+        """tokens int64 [B, T] and rows (host) with T ≤ steps."""
         steps = rows.steps
         assert steps <= self.steps and rows.batch == self.batch, (steps, self.steps, rows.batch, self.batch)
         inputs = self._inputs.view(3, self.batch, self.steps)
@@ -71,13 +70,15 @@ class DecodeSegments:
         inputs[0, :, :steps] = tokens
         inputs[1, :, :steps] = rows.positions
         inputs[2, :, :steps] = rows.valid
-        for layer, slots in enumerate(table):
-            if slots is not self._shown[layer]:
-                self._shown[layer] = slots
-                row = self._table_rows[layer]
-                row.fill(-1)
-                row[list(slots)] = list(slots.values())
         self._flags.zero_()
+
+    def show(self, j: int, slots: dict[int, int]) -> None:
+        """Resident expert -> slot of layer j, now; a dict that was shown before has not changed."""
+        if slots is not self._shown[j]:
+            self._shown[j] = slots
+            row = self._table_rows[j]
+            row.fill(-1)
+            row[list(slots)] = list(slots.values())
 
     def ids(self, j: int, steps: int) -> Tensor:
         """Waits for layer j's router. Its ids of the first `steps` rows of each sequence, int64 [B·steps, k]."""
@@ -95,8 +96,8 @@ class DecodeSegments:
         step, index = self.step, self._moe[j]
         if j == 0:
             load_rows(self._inputs, step.tokens, step.positions, step.context, self._valid)
-            self._executor.admit_table(self._host_table, self._table)
             step.embed()
+        self._executor.admit_table(j, self._host_table, self._table)
         self._dense(self._moe[j - 1] + 1 if j else 0, index)
         step.attend(index)
         step.route(index)

@@ -111,9 +111,10 @@ class CudaLayerExecutor:
             self.layout.check(self._slots.view(slot), key)
         raise WrongExpertError(f"slot {slot} held another expert than its layer was to compute")
 
-    def admit_table(self, host_table: Tensor, table: Tensor) -> None:
-        """Slot table int32 [L, columns] of resident experts, mapped -> device, trailers checked."""
-        admit_table(host_table, table, self._words, self._error, self.layout)
+    def admit_table(self, layer: int, host_table: Tensor, table: Tensor) -> None:
+        """The layer's line of tables int32 [L, columns] of resident experts, mapped -> device, trailers checked."""
+        line = slice(layer, layer + 1)
+        admit_table(host_table[line], table[line], self._words, self._error, self.layout, layer)
 
     def mark(self) -> DeviceEvent:
         """An event behind what is on the compute stream now; recorded again only many passes later."""

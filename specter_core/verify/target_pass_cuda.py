@@ -28,15 +28,18 @@ from specter_core.verify.prefill_long import LongPrefill
 from specter_core.verify.prefill_short import ShortPrefill
 from specter_core.verify.residency import LayerPlan
 
+NOTHING: dict[int, int] = {}
+"""No resident expert."""
+
 
 class CudaTargetPass:
     """`TargetPass` on a device. Plain decoding and verification are one code path with one set of tiles, whose rows
     do not influence each other's bits: `steps` = K + 1 rows per sequence, of which a pass uses some.
 
     Per layer the host launches a segment, reads the router's choice from mapped memory, and enqueues what the
-    segment could not know: experts that are not in the slot table. Where there are none, the next segment is launched
-    before anything else is done. A layer with every expert resident is not waited for. One synchronisation per pass, at
-    its end.
+    segment could not know: experts that were not in the layer's slot table when it was launched. Where there are none,
+    the next segment is launched before anything else is done. A layer with every expert resident is not waited for.
+    One synchronisation per pass, at its end.
     """
 
     def __init__(
@@ -80,20 +83,21 @@ class CudaTargetPass:
     ) -> None:
         """All segments on these rows."""
         tokenwise = self.experts.order != "expertwise"
-        table: list[dict[int, int]] = [{} for _ in range(self._layers)]
-        if self.hook is None and not tokenwise:
-            table = self._residents()
-        made.fill(tokens, rows, table)
+        made.fill(tokens, rows)
+        if hook is not None or tokenwise:
+            for j in range(self._layers):
+                made.show(j, NOTHING)
         if hook is not None:
             self._decode_with(hook, made, rows, stats)
         else:
-            self._decode(made, rows, table, stats, tokenwise)
+            self._decode(made, rows, stats, tokenwise)
 
-    def _decode(
-        self, made: DecodeSegments, rows: Rows, table: list[dict[int, int]], stats: WindowStats, tokenwise: bool
-    ) -> None:
+    def _decode(self, made: DecodeSegments, rows: Rows, stats: WindowStats, tokenwise: bool) -> None:
         waiting: list[tuple[int, DeviceEvent, Tensor | None]] = []  # layers that the host has yet to account for
+        table: list[dict[int, int]] = []
         for j in range(self._layers):
+            table.append(NOTHING if tokenwise or self.hook else self._resident_slots(j))  # a hook moves experts
+            made.show(j, table[j])
             made.segments[j]()
             if len(table[j]) == self.decoder.config.num_experts:
                 waiting.append((j, self._executor.mark(), None))
@@ -170,14 +174,14 @@ class CudaTargetPass:
             hook.after_layer(j, hidden, self.decoder.layers[index + 1 :])
         made.finish()
 
-    def _residents(self) -> list[dict[int, int]]:
-        """Per MoE layer, expert -> slot of what may be computed from now; read anew where the cache has changed."""
+    def _resident_slots(self, layer: int) -> dict[int, int]:
+        """expert -> slot of what may be computed from now: loads that have arrived by this moment included."""
+        self.experts.loader.reap()
         cache = self.experts.cache
-        for layer in range(self._layers):
-            if self._versions[layer] != cache.version(layer):
-                self._versions[layer] = cache.version(layer)
-                self._resident[layer] = cache.resident_slots(layer)
-        return list(self._resident)
+        if self._versions[layer] != cache.version(layer):
+            self._versions[layer] = cache.version(layer)
+            self._resident[layer] = cache.resident_slots(layer)
+        return self._resident[layer]
 
     def _segments_for(self, kv: KVCache, positions: int) -> DecodeSegments:
         """The segments of this KV cache and bucket; captured at first use."""

@@ -86,7 +86,8 @@ def _holds(words, slot, layer, expert, held, ENTRY: tl.constexpr, TRAILER: tl.co
 @triton.jit(do_not_specialize=["first"])
 def _admit_table_kernel(
     host, table, words, error, first, COLUMNS: tl.constexpr, BLOCK: tl.constexpr, ENTRY: tl.constexpr,
-    TRAILER: tl.constexpr, MAGIC_LOW: tl.constexpr, MAGIC_HIGH: tl.constexpr, ENCODING: tl.constexpr, SIZE: tl.constexpr,
+    TRAILER: tl.constexpr, MAGIC_LOW: tl.constexpr, MAGIC_HIGH: tl.constexpr, ENCODING: tl.constexpr,
+    SIZE: tl.constexpr,
 ):  # fmt: skip
     line = tl.program_id(0)
     expert = tl.arange(0, BLOCK)
