@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import math
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -170,3 +175,25 @@ def test_a_threshold_outside_its_range_is_refused_with_the_remedy(value: float) 
 
 def test_the_papers_variant_drafts_to_the_end() -> None:
     assert BASE.paper().draft_stop == 0
+
+
+@pytest.mark.slow
+def test_the_device_ends_rows_as_the_rule_says_and_late_steps_draft_nothing(tmp_path: Path) -> None:
+    """Interpreted kernels; the rule on the very logits of each step."""
+    pytest.importorskip("triton")
+    env = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    script = str(Path(__file__).with_name("interpreted_draft_stop.py"))
+    command = [sys.executable, "-W", "ignore", script, "qwen2_moe", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    whole = found["whole"]
+    for case in (found["greedy"], found["sampled"]):
+        late = len(case["chances"]) - max(case["depths"])
+        assert 0 <= late <= 2 and case["left"] == 0
+        for b, (depth, most) in enumerate(zip(case["depths"], whole["depths"], strict=True)):
+            products = [math.prod(step[b] for step in case["chances"][:t]) for t in range(1, depth + 1)]
+            assert all(p >= STOP for p in products[:-1]) and (depth == most or products[-1] < STOP)
+        assert case["depths"] != whole["depths"]
+    for b, depth in enumerate(found["greedy"]["depths"]):
+        assert found["greedy"]["tokens"][b][:depth] == whole["tokens"][b][:depth]
