@@ -21,5 +21,4 @@ def fill_ahead(loader: ExpertLoader, config: ModelConfig, prompt_tokens: int) ->
     for layer in range(len(config.moe_layers)):
         keys = (ExpertKey(layer, expert) for expert in range(config.num_experts))
         absent = [key for key in keys if cache.lookup(key) is None]
-        for key, slot in zip(absent, cache.free_slots(layer), strict=False):
-            loader.load(key, slot, Priority.PREFETCH)
+        loader.load_all(list(zip(absent, cache.free_slots(layer), strict=False)), Priority.PREFETCH)
