@@ -26,6 +26,7 @@ VARIANT_LABELS = {
     "top_m_planning": "top-M planning",
     "count_eviction": "eviction by count",
     "no_stage_ahead": "no staging ahead",
+    "draft_stop": "unlikely drafts stopped",
 }
 
 
