@@ -44,12 +44,12 @@ class Trace:
         if self.enabled:
             self.events.append(Event(name, track, start_ns, end_ns, args))
 
-    @contextmanager
-    def span(self, name: str, **args: Any) -> Iterator[dict[str, Any]]:
+    def span(self, name: str, **args: Any) -> AbstractContextManager[dict[str, Any]]:
         """Records the host time spent inside the block, which may add to what it is given: the event's args."""
-        if not self.enabled:
-            yield args
-            return
+        return self._recorded(name, args) if self.enabled else nullcontext(args)
+
+    @contextmanager
+    def _recorded(self, name: str, args: dict[str, Any]) -> Iterator[dict[str, Any]]:
         track = COMPUTE if self.device is None else HOST
         start = time.perf_counter_ns()
         try:

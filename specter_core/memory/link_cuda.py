@@ -103,6 +103,10 @@ class CudaLink:
         """The next load into `slot` starts only after `event`; call before submitting it."""
         self._readers[slot] = event
 
+    def free_all_after(self, slots: Collection[int], event: DeviceEvent) -> None:
+        """`free_after` for several slots."""
+        self._readers.update(dict.fromkeys(slots, event))
+
     def forget_readers(self) -> None:
         """The compute stream is idle: nothing reads a slot any more."""
         self._readers.clear()

@@ -36,7 +36,11 @@ class NeedHistory:
         kept = self._decay**tokens
         row = self.rate[layer]
         row *= kept
-        row[list(counts)] += np.fromiter(counts.values(), np.float64, len(counts)) * ((1 - kept) / tokens)
+        added = (1 - kept) / tokens
+        rates = row.tolist()  # some twenty experts: quicker than indexing by an array
+        for expert, count in counts.items():
+            rates[expert] += count * added
+        row[:] = rates
 
     def chance(self, tokens: int) -> NDArray[np.float64]:
         """[L, E]: probability that at least one of the next `tokens` tokens needs the expert."""

@@ -119,7 +119,7 @@ class CpuLayerExecutor:
 
     def _release(self, slot: int) -> None:
         self._cache.release(slot)
-        if slot in self._cache.staging_slots and not self._cache.is_protected(slot):
+        if self._cache.is_staging(slot) and not self._cache.is_protected(slot):
             self._cache.evict(slot)
 
 

@@ -158,8 +158,7 @@ class CudaLayerExecutor:
         """
         start_ns = time.perf_counter_ns()
         if after is not None:
-            for slot in computed.values():
-                self._link.free_after(slot, after)
+            self._link.free_all_after(computed.values(), after)
         timing = LayerTiming()
         group: list[tuple[int, int]] = []  # (expert, slot) to compute with the next launches
         for slot in plan.protects:
@@ -185,7 +184,7 @@ class CudaLayerExecutor:
                     self._cache.adopt(slot, plan.layer, victim)
                 case Release(slot):
                     self._cache.release(slot)
-                    if slot in self._cache.staging_slots and not self._cache.is_protected(slot):
+                    if self._cache.is_staging(slot) and not self._cache.is_protected(slot):
                         self._cache.evict(slot)
         self._compute(group, plan.layer, work)
         timing.total_ns = time.perf_counter_ns() - start_ns

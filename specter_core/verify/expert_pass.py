@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specter_core.memory.expert_cache import ExpertCache, SlotState
+from specter_core.memory.expert_cache import ExpertCache
 from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.model.layer import Routing
 from specter_core.prefetch.need_history import NeedHistory
 from specter_core.trace import Trace
-from specter_core.types import ExpertKey, WindowStats
+from specter_core.types import WindowStats
 from specter_core.verify.combine import combine_rows
 from specter_core.verify.executor_cpu import LayerTiming
 from specter_core.verify.layer_hook import LayerHook
@@ -94,11 +94,11 @@ class ExpertPass:
         self._classify(layer, counts, late, stats, computed)
         if self.hook:
             self.hook.before_plan(layer, counts)
-        if counts and counts.keys() <= computed.keys():
+        done = [expert for expert in counts if expert in computed] if computed else []
+        if done and len(done) == len(counts):
             with self.trace.span(f"experts {layer}", hits=len(counts), late=0, misses=0):
-                self._count_uses(layer, counts, counts, computed)
+                self._count_uses(layer, counts, done, computed)
         elif self.order == "expertwise":
-            done = [expert for expert in counts if expert in computed]
             self._count_uses(layer, counts, done, computed)
             self._execute(layer, counts, late, None, stats, execute, done)
         else:
@@ -111,13 +111,13 @@ class ExpertPass:
         self.routes.clear()
         self._batch = batch
 
-    def routed_by(self, rows: Sequence[int]) -> set[ExpertKey]:
-        """Experts that these flat rows of the last pass were routed to."""
+    def routed_by(self, rows: Sequence[int]) -> set[tuple[int, int]]:
+        """(layer, expert) of the experts that these flat rows of the last pass were routed to."""
         if not self.routes or not rows:
             return set()
-        index = torch.tensor(rows, dtype=torch.int64)
-        ids = torch.stack([ids for _, ids in self.routes])[:, index].flatten(1).tolist()  # [L, rows · k]
-        return {ExpertKey(j, e) for (j, _), own in zip(self.routes, ids, strict=True) for e in set(own) if e >= 0}
+        ids = np.stack([ids.numpy() for _, ids in self.routes])[:, list(rows)]  # [L, rows, k]
+        chosen = ids.reshape(len(self.routes), -1).tolist()
+        return {(j, e) for (j, _), own in zip(self.routes, chosen, strict=True) for e in set(own) if e >= 0}
 
     def reset(self) -> None:
         """Empties the cache and forgets past routing; what is under way arrives first."""
@@ -160,20 +160,17 @@ class ExpertPass:
         self, layer: int, counts: dict[int, int], late: Sequence[int], stats: WindowStats, known: Collection[int]
     ) -> None:
         """Hit, late or miss at the moment the router has spoken. known: experts that are certainly resident."""
-        waiting = set(late)
-        hits = [e for e in counts if e in known or (e not in waiting and self._resident(ExpertKey(layer, e)))]
+        held, moving = self.cache.held(layer), self.cache.loading_slots
+        absent = [e for e in counts if e not in known and (e in late or e not in held or held[e] in moving)]
         slots = len(self.cache.layer_slots(layer)) + len(self.cache.staging_slots)
+        accesses = sum(counts.values())
         stats.distinct.append(len(counts))
-        stats.hits.append(len(hits))
-        stats.late.append(len(waiting))
-        stats.misses.append(len(counts) - len(hits) - len(waiting))
+        stats.hits.append(len(counts) - len(absent))
+        stats.late.append(len(late))
+        stats.misses.append(len(absent) - len(late))
         stats.coverage_ceiling.append(min(1.0, slots / len(counts)) if counts else 1.0)
-        stats.accesses += sum(counts.values())
-        stats.access_hits += sum(counts[e] for e in hits)
-
-    def _resident(self, key: ExpertKey) -> bool:
-        slot = self.cache.lookup(key)
-        return slot is not None and self.cache.state(slot) is not SlotState.LOADING
+        stats.accesses += accesses
+        stats.access_hits += accesses - sum(counts[e] for e in absent)
 
 
 def _rows_per_expert(ids: Tensor) -> dict[int, int]:

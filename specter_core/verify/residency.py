@@ -73,7 +73,7 @@ class ResidencyManager:
         the last plan has run.
         """
         assert list(needed) == sorted(set(needed)), f"needed experts must be distinct and ascending: {needed}"
-        rows = {expert: 1 if counts is None else counts[expert] for expert in needed}
+        rows = dict.fromkeys(needed, 1) if counts is None else {expert: counts[expert] for expert in needed}
         needs = self._classify(layer, rows, late, done)
         walk = LayerPass(self._cache, needs, self._worth(layer), self._hit_first, self._lookahead)
         ops = OpList(walk.walk())
@@ -99,22 +99,19 @@ class ResidencyManager:
     def _classify(self, layer: int, rows: Mapping[int, int], late: Sequence[int], done: Collection[int]) -> Needs:
         held, moving = self._cache.held(layer), self._cache.loading_slots
         computed = frozenset(done)
-        hits: list[int] = []
-        loading: list[int] = []
-        absent: list[int] = []
-        slot_of: dict[int, int] = {}
-        for expert in rows:
-            if expert in computed:
-                hits.append(expert)
-                continue
-            slot = held.get(expert)
-            if slot is None:
-                absent.append(expert)
-                continue
-            slot_of[expert] = slot
-            (loading if slot in moving else hits).append(expert)
+        rest = [e for e in rows if e not in computed]
+        slot_of = {e: held[e] for e in rest if e in held}
+        loading = [e for e, slot in slot_of.items() if slot in moving]
         if len(loading) > 1:
             arrival = {expert: i for i, expert in enumerate(late)}
             loading.sort(key=lambda e: (arrival.get(e, len(arrival)), slot_of[e]))
-        ready = tuple(e for e in hits if e in computed)
-        return Needs(layer, rows, hits, loading, absent, frozenset(late), slot_of, ready)
+        return Needs(
+            layer=layer,
+            rows=rows,
+            hits=[e for e in rows if e in computed or (e in slot_of and e not in loading)],
+            loading=loading,
+            absent=[e for e in rest if e not in held],
+            late=frozenset(late),
+            slot_of=slot_of,
+            done=tuple([e for e in rows if e in computed]),
+        )
