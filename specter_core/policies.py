@@ -15,7 +15,7 @@ from specter_core.memory.link import Link
 from specter_core.memory.slot_buffer import SlotBuffer
 from specter_core.prefetch.planner import PrefetchPlan, Timings
 from specter_core.prefetch.prefetcher import PrefetchCounters
-from specter_core.types import ExpertKey, WindowStats
+from specter_core.types import WindowStats
 from specter_core.verify.residency import LayerPlan
 
 
@@ -55,7 +55,7 @@ class Prefetching(Protocol):
     def end_of_draft(self) -> None: ...
     def before_layer(self, layer: int, needed: Collection[int]) -> tuple[int, ...]: ...
     def prepare_layer(self, layer: int) -> None: ...
-    def end_window(self, useful: Collection[ExpertKey]) -> PrefetchCounters: ...
+    def end_window(self, useful: Collection[tuple[int, int]]) -> PrefetchCounters: ...
 
 
 class Residency(Protocol):

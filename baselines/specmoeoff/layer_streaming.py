@@ -89,7 +89,7 @@ class LayerStreaming:
                 self._cache.evict(slot)
         self._stream(moe_index + 1)
 
-    def end_window(self, useful: Collection[ExpertKey]) -> PrefetchCounters:
+    def end_window(self, useful: Collection[tuple[int, int]]) -> PrefetchCounters:
         """Precision: the share of streamed experts that served a committed token. There is no recall: nothing is
         predicted.
         """

@@ -25,7 +25,7 @@ class Tally:
     right: int = 0
     needed: int = 0
 
-    def add(self, predicted: Collection[ExpertKey], useful: Collection[ExpertKey]) -> None:
+    def add(self, predicted: Collection[ExpertKey], useful: Collection[tuple[int, int]]) -> None:
         self.predicted += len(predicted)
         self.right += sum(key in useful for key in predicted)
         self.needed += len(useful)
@@ -60,11 +60,11 @@ class PlanProbe:
         self._loads -= set(plan.cancelled)
         return plan
 
-    def end_window(self, useful: Collection[ExpertKey]) -> PrefetchCounters:
+    def end_window(self, useful: Collection[tuple[int, int]]) -> PrefetchCounters:
         found = self._inner.end_window(useful)
         if not self._seen:
             return found
-        wanted: list[set[ExpertKey]] = [set() for _ in self._slots]
+        wanted: list[set[tuple[int, int]]] = [set() for _ in self._slots]
         for key in useful:
             wanted[key[0]].add(key)
         for layer, tally in enumerate(self.by_layer):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
 
 from specter_core.types import ExpertKey
 
@@ -27,6 +31,17 @@ class Occupant(NamedTuple):
     recency: int
 
 
+class SlotContents(NamedTuple):
+    """int32 [slots] each. owner: the layer that the slot is one of, −1: staging. layer, expert: what is in the slot or
+    on its way into it, −1: nothing.
+    """
+
+    owner: NDArray[np.int32]
+    layer: NDArray[np.int32]
+    expert: NDArray[np.int32]
+
+
+_NOTHING = (-1, -1)
 _STAGING = -1
 """Owner of a slot that serves any layer."""
 
@@ -41,6 +56,8 @@ class CacheView(Protocol):
     def staging_slots(self) -> Sequence[int]: ...
     def lookup(self, key: ExpertKey) -> int | None: ...
     def held(self, layer: int) -> Mapping[int, int]: ...
+    @property
+    def contents(self) -> SlotContents: ...
     @property
     def loading_slots(self) -> AbstractSet[int]: ...
     @property
@@ -77,8 +94,12 @@ class ExpertCache:
         self._total = starts[-1] + staging
         self._members = [list(range(a, b)) for a, b in pairwise(starts)]
         self._staging = list(range(starts[-1], self._total))
-        self._owner = [layer for layer, m in enumerate(slots_per_layer) for _ in range(m)] + [_STAGING] * staging
+        self._owner = array("i", [layer for layer, m in enumerate(slots_per_layer) for _ in range(m)])
+        self._owner.extend([_STAGING] * staging)
         self._keys: list[ExpertKey | None] = [None] * self._total
+        self._layer_in, self._expert_in = (array("i", [-1] * self._total) for _ in _NOTHING)
+        mirrors = (self._owner, self._layer_in, self._expert_in)
+        self._contents = SlotContents(*(np.frombuffer(mirror, np.int32) for mirror in mirrors))
         self._loading: set[int] = set()
         self._protections: dict[int, int] = {}  # slot -> its users
         self._recency = [0] * self._total
@@ -134,6 +155,11 @@ class ExpertCache:
     def held(self, layer: int) -> Mapping[int, int]:
         """expert -> slot of all of `layer` that `lookup` finds. It follows the cache: copy what is to stay."""
         return self._held[layer]
+
+    @property
+    def contents(self) -> SlotContents:
+        """What is in the slots, for computations on all of them at once; follows the cache, to be read only."""
+        return self._contents
 
     @property
     def loading_slots(self) -> AbstractSet[int]:
@@ -217,7 +243,7 @@ class ExpertCache:
         if former is not None:
             self._previous[slot] = Occupant(former, self._recency[slot])
             del self._held[former.layer][former.expert]
-        self._keys[slot] = key
+        self._put(key, slot)
         self._loading.add(slot)
         self._held[key.layer][key.expert] = slot
         self._recency[slot] = self._tick()
@@ -240,11 +266,11 @@ class ExpertCache:
         self._versions[key.layer] += 1
         del self._held[key.layer][key.expert]
         self._loading.remove(slot)
-        self._keys[slot] = None
+        self._put(None, slot)
         self._previous[slot] = None
         self._recency[slot] = 0
         if restore and former is not None and self.lookup(former.key) is None:
-            self._keys[slot] = former.key
+            self._put(former.key, slot)
             self._held[former.key.layer][former.key.expert] = slot
             self._recency[slot] = former.recency
 
@@ -266,7 +292,7 @@ class ExpertCache:
         assert key is not None
         self._versions[key.layer] += 1
         del self._held[key.layer][key.expert]
-        self._keys[slot] = None
+        self._put(None, slot)
         self._recency[slot] = 0
         return key
 
@@ -276,9 +302,10 @@ class ExpertCache:
 
     def touch_slots(self, slots: Sequence[int]) -> None:
         """Record a use of what each slot holds, in this order."""
-        for slot in slots:
-            self._clock += 1
-            self._recency[slot] = self._clock
+        recency = self._recency
+        for now, slot in enumerate(slots, self._clock + 1):
+            recency[slot] = now
+        self._clock += len(slots)
 
     def clear(self) -> None:
         """Forget everything; nothing may be protected or loading."""
@@ -300,10 +327,15 @@ class ExpertCache:
             assert slot in self.layer_slots(key.layer) or slot in self.staging_slots, (key, slot)
             assert self.serves(key.layer, slot) and self.is_staging(slot) == (slot in self.staging_slots), (key, slot)
         for slot, content in enumerate(self._keys):
+            assert (self._contents.layer[slot], self._contents.expert[slot]) == (content or _NOTHING), (slot, content)
             used = slot in self._loading or slot in self._protections
             assert content is not None or not used, (slot, "empty but in use")
             assert self._previous[slot] is None or slot in self._loading, (slot, "former expert kept without a load")
             assert self._protections.get(slot, 1) > 0 and self._recency[slot] <= self._clock, slot
+
+    def _put(self, key: ExpertKey | None, slot: int) -> None:
+        self._keys[slot] = key
+        self._layer_in[slot], self._expert_in[slot] = key or _NOTHING
 
     def _tick(self) -> int:
         self._clock += 1

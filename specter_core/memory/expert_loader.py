@@ -33,7 +33,7 @@ class ExpertLoader:
         self._open: dict[ExpertKey, Transfer] = {}  # in order of submission
         layers = len(cache.slots_per_layer)
         self._open_in: list[dict[ExpertKey, Transfer]] = [{} for _ in range(layers)]  # the same by layer
-        self._unused: list[dict[int, int]] = [{} for _ in range(layers)]  # expert: loaded, not computed from yet -> bytes
+        self._unused: list[dict[int, int]] = [{} for _ in range(layers)]  # bytes of what is not computed from yet
 
     @property
     def entry_ms(self) -> float:

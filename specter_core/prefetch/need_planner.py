@@ -7,7 +7,8 @@ crosses the link again. Here counted residents stay, and the others go in the or
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,13 +55,13 @@ class NeedPlanner:
     ) -> PrefetchPlan:
         """See `PrefetchPlanner`. A queued load stays, unless the expert in its slot has been counted by now."""
         counts = counters.numpy()
-        rows: list[list[int]] = counters.tolist() if queued else []
-        restored = {key: former for key in queued if (former := _counted_former(key, cache, rows)) is not None}
+        restored = {key: former for key in queued if (former := _counted_former(key, cache, counts)) is not None}
         kept = [key for key in queued if key not in restored]
         loads = self._loads(counts, cache, restored, drafted)
         order = [load.key for load in loads]
         if kept:
-            order = sorted([*kept, *order], key=lambda key: (key[0], -rows[key[0]][key[1]], key[1]))
+            rank = _rank(counts)
+            order = sorted([*kept, *order], key=lambda key: rank[key[0]][key[1]])
         chunk = int(len(order) * timings.transfer_ms_per_expert / timings.step_ms)
         next_boundary = min(self.depth, drafted + max(1, chunk))
         final = next_boundary >= self.depth
@@ -77,43 +78,57 @@ class NeedPlanner:
         self, counts: NDArray[np.int32], cache: CacheView, restored: Mapping[ExpertKey, ExpertKey], drafted: int
     ) -> list[PlannedLoad]:
         """By layer, count and id. restored: loads that are taken back -> the experts that are back then."""
-        chance = self._history.chance(self.depth + 1 - drafted)
-        busy = {*cache.loading_slots, *cache.protected_slots, *cache.staging_slots}
+        slots, held = cache.contents, np.zeros(counts.shape, bool)
+        filled = slots.expert >= 0
+        held[slots.layer[filled], slots.expert[filled]] = True
+        for key, former in restored.items():
+            held[key], held[former] = False, True
+        layers, absent = ((counts > 0) & ~held).nonzero()
+        by_count = np.lexsort((-counts[layers, absent], layers))  # equal counts by id
+        wanted = _by_layer(layers, absent[by_count], len(counts))
+        victims = self._victims(counts, cache, drafted)
+        roomy = set(slots.owner[~filled].tolist())  # layers with an empty slot
         loads: list[PlannedLoad] = []
-        for layer, counted in enumerate(counts):
-            held = _held_after(layer, cache, restored)
-            absent = [expert for expert in counted.nonzero()[0].tolist() if expert not in held]
-            if not absent:
-                continue
-            row, keys = counted.tolist(), self._keys[layer]
-            absent.sort(key=row.__getitem__, reverse=True)  # stable: equal counts by id
-            places: list[tuple[int, ExpertKey | None]] = [(slot, None) for slot in cache.free_slots(layer)]
-            if len(places) < len(absent):
-                likely, slot_of = chance[layer].tolist(), cache.held(layer)
-                victims = [
-                    (likely[expert], expert)
-                    for expert, slot in slot_of.items()
-                    if not row[expert] and likely[expert] <= self._worth_a_slot and slot not in busy
-                ]
-                places += [(slot_of[expert], keys[expert]) for _, expert in sorted(victims)]
-            loads += [PlannedLoad(keys[e], slot, victim) for e, (slot, victim) in zip(absent, places, strict=False)]
+        for layer, experts in enumerate(wanted):
+            if experts and (victims[layer] or layer in roomy):
+                keys, empty = self._keys[layer], cache.free_slots(layer) if layer in roomy else ()
+                loads += [PlannedLoad(keys[e], slot, None) for e, slot in zip(experts, empty, strict=False)]
+                rest = zip(experts[len(empty) :], victims[layer], strict=False)
+                loads += [PlannedLoad(keys[e], slot, cache.key(slot)) for e, slot in rest]
         return loads
 
+    def _victims(self, counts: NDArray[np.int32], cache: CacheView, drafted: int) -> list[list[int]]:
+        """Slots by layer whose experts may go, the least likely first."""
+        slots = cache.contents
+        idle = (slots.expert >= 0) & (slots.owner >= 0)
+        idle[[*cache.loading_slots, *cache.protected_slots]] = False
+        found = idle.nonzero()[0]
+        layers, experts = slots.layer[found], slots.expert[found]
+        chance = self._history.chance(self.depth + 1 - drafted)[layers, experts]
+        order = np.lexsort((experts, chance, layers))
+        order = order[((counts[layers, experts] == 0) & (chance <= self._worth_a_slot))[order]]
+        return _by_layer(layers[order], found[order], len(counts))
 
-def _counted_former(key: ExpertKey, cache: CacheView, counts: Sequence[Sequence[int]]) -> ExpertKey | None:
+
+def _by_layer(layers: NDArray[np.integer], values: NDArray[np.integer], count: int) -> list[list[int]]:
+    """values, cut where their ascending layers change."""
+    bounds = np.searchsorted(layers, np.arange(count + 1)).tolist()
+    found = values.tolist()
+    return [found[a:b] for a, b in pairwise(bounds)]
+
+
+def _rank(counts: NDArray[np.int32]) -> list[list[int]]:
+    """Numbers [L, E] that ascend by layer, count (the highest first) and id."""
+    layers, experts = counts.shape
+    behind = np.arange(layers)[:, None] * (int(counts.max()) + 1) - counts
+    rank: list[list[int]] = (behind * experts + np.arange(experts)).tolist()
+    return rank
+
+
+def _counted_former(key: ExpertKey, cache: CacheView, counts: NDArray[np.int32]) -> ExpertKey | None:
     """A counted expert that taking this load back would restore."""
     slot = cache.lookup(key)
     former = None if slot is None else cache.previous(slot)
-    if former is None:
+    if former is None or not counts[former.key] or cache.lookup(former.key) is not None:
         return None
-    layer, expert = former.key
-    return former.key if counts[layer][expert] and expert not in cache.held(layer) else None
-
-
-def _held_after(layer: int, cache: CacheView, restored: Mapping[ExpertKey, ExpertKey]) -> Collection[int]:
-    """Experts of `layer` in a slot or on their way into one, once the loads have been taken back."""
-    held = cache.held(layer)
-    if not restored:
-        return held
-    gone = {key.expert for key in restored if key.layer == layer}
-    return (held.keys() - gone) | {key.expert for key in restored.values() if key.layer == layer}
+    return former.key

@@ -133,8 +133,8 @@ class Prefetcher:
         """Everything of the layers before is on its way: what this one will miss may use the staging slots."""
         self._stage(layer)
 
-    def end_window(self, useful: Collection[ExpertKey]) -> PrefetchCounters:
-        """Close the window's account. useful: experts that a committed token's input was routed to."""
+    def end_window(self, useful: Collection[tuple[int, int]]) -> PrefetchCounters:
+        """Close the window's account. useful: (layer, expert) that a committed token's input was routed to."""
         self._counts = None
         issued = [t for t in self._submitted if t.issued_as is Priority.PREFETCH]
         absent = [(layer, e) for layer, needed in self._needed for e in needed if e not in self._held_at_b1[layer]]
@@ -214,7 +214,7 @@ class Prefetcher:
             return None
         return former.key.expert
 
-    def _held(self) -> list[frozenset[int]]:
-        """Experts in a slot or on their way into one, by layer."""
+    def _held(self) -> list[dict[int, int]]:
+        """expert -> slot of those in a slot or on their way into one, by layer."""
         cache = self.loader.cache
-        return [frozenset(cache.held(layer)) for layer in range(len(cache.slots_per_layer))]
+        return [dict(cache.held(layer)) for layer in range(len(cache.slots_per_layer))]
