@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.gpu import decode_checks as checks
 from scripts.gpu import decode_checks_moe as moe
+from scripts.gpu import prefill_checks as prefill
 from scripts.gpu.int4_checks import Case, check_case
 from specter_core.draft.kernels.configs import GemvConfig, GroupedConfig
 from specter_core.model.kernels import elementwise
@@ -32,7 +33,7 @@ Found = Iterator[checks.Check]
 def parts(env: checks.Env) -> dict[str, Callable[[], Found]]:
     """One entry per kernel family."""
     few, many = checks.Sequences((3, 70), 3, (3, 2)), checks.Sequences((500,), 5, (5,))
-    tile = GroupedTile(16, 16, 32)
+    tile, wide = GroupedTile(16, 16, 32), GroupedTile(64, 32, 64)
     half = env.dtype
     one, grouped = GemvConfig(32, 1), GroupedConfig(64)
     return {
@@ -50,6 +51,10 @@ def parts(env: checks.Env) -> dict[str, Callable[[], Found]]:
         "norm": lambda: checks.norm_checks(env, 40, (1, 5)),
         "elementwise": lambda: elementwise_checks(env),
         "gqa, longrope": lambda: checks.gqa_checks(env, 2, 2, 16, many, 900, switch=503),
+        "prefill, mla": lambda: prefill.mla_prefill_checks(env, 4, 8, 40, 37, 64, (7,)),
+        "prefill, gqa": lambda: prefill.gqa_prefill_checks(env, 4, 2, 24, 70, 128, (33,)),
+        "prefill, sum": lambda: prefill.add_rows_checks(env, 5, 3, 40),
+        "prefill, grouped": lambda: moe.grouped_checks(env, 5, 2, 40, 24, 70, (wide, wide)),
     }
 
 
