@@ -1,8 +1,7 @@
 """What `draft_stop` saves on real prompts: python scripts/draft_stop_statistics.py --data downloads --output FILE.csv
 
-For each model, K and threshold: Specter's greedy continuations, every expert resident, and the counts of its windows. A
-late step is one that a device has begun before the host knows that the row has ended: one per window that ends early.
-The counts do not depend on the device. Exits with 1 when a token differs from that of K = 0.
+For each model, K and threshold: Specter's greedy continuations, every expert resident, and the counts of its windows,
+which do not depend on the device. Exits with 1 when a token differs from that of K = 0.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ def _counts(found: Sequence[GenerationRun], expected: Sequence[GenerationRun], d
         "drafted": drafted,
         "tested": tested,
         "accepted": accepted,
-        "late_steps": early,
+        "ended_early": early,
         "drafted_per_token": round(drafted / committed, 3),
         "tokens_per_window": round(committed / len(windows), 3),
         "rejected_share": round(1 - accepted / drafted, 3),

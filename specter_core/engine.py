@@ -29,7 +29,8 @@ from specter_core.verify.layer_hook import LayerHook
 from specter_core.window_meter import WindowMeter
 
 STEPS_AHEAD = 2
-"""Draft steps that a device is given beyond a boundary, to be busy while the host plans; 1 where the host computes."""
+"""Draft steps that a device is given beyond a boundary, to be busy while the host plans; 1 where the host computes, or
+waits for each step to know whether there is another one (`draft_stop`)."""
 FIRST_STEP_MS = 2.0
 """Taken for a draft step before one was measured."""
 
@@ -79,7 +80,8 @@ class SpecterEngine:
         self.prefetcher = prefetcher
         self.meter = WindowMeter(experts.loader)
         self._step_ms = FIRST_STEP_MS  # of the last window
-        self._ahead = STEPS_AHEAD if decoder.device.type == "cuda" else 1
+        self._asynchronous = decoder.device.type == "cuda"
+        self._ahead = STEPS_AHEAD if self._asynchronous and not options.draft_stop else 1
         self._unaccounted: tuple[list[int], WindowStats] | None = None  # useful rows of the last window
         self._kvs: dict[bool, KVCache] = {}  # by whether it is the draft's private one
         self.slots = slots
@@ -185,7 +187,7 @@ class SpecterEngine:
         snapshot: Snapshot | None = None
         taken = 0  # steps that the snapshot has seen
         for t in range(1, steps + 1):
-            if t > 1 and not self.draft.more(self._ahead if snapshot else 0):  # draft_stop
+            if t > 1 and not self.draft.more():  # draft_stop
                 steps = t - 1
                 self.prefetcher.shorten_window(steps)
                 snapshot = self.analyzer.snapshot() if self._wants_plan(steps, boundary, steps) else None
@@ -196,7 +198,7 @@ class SpecterEngine:
                 self._account()
                 boundary = self.prefetcher.begin_window(steps)
             if snapshot is not None and (t == steps or t >= taken + self._ahead):
-                boundary = self._plan(snapshot, taken if self._ahead > 1 else t)
+                boundary = self._plan(snapshot, taken if self._asynchronous or self._ahead > 1 else t)
                 snapshot = None
             if snapshot is None and self._wants_plan(t, boundary, steps):
                 snapshot, taken = self.analyzer.snapshot(), t

@@ -101,7 +101,7 @@ class GraphDraftPass:
     Shared KV, ELB, token and length live on the device; no step waits for the host. weights: the shared instance in
     the fused pass's form. depth: K, the most draft tokens of a window. graphs: replay steps, else launch their kernels
     one after another. Rows that sample add the sampler's own device operations behind a step's logits. stop: as for
-    `DraftPass`; the device ends rows itself and reports who goes on, so a step that comes too late drafts nothing.
+    `DraftPass`; the device ends rows itself and reports after each step who goes on.
     """
 
     def __init__(
@@ -155,7 +155,7 @@ class GraphDraftPass:
         if self.stop:
             self.report.zero_()
         self._step.begin(self._host)
-        self._taken = self._heard = 0  # steps begun, steps whose report was read
+        self._taken = 0
         self._probs: list[Tensor] = []
 
     def step(self) -> None:
@@ -172,17 +172,16 @@ class GraphDraftPass:
                 self._sample()
                 self._step.advance()
 
-    def more(self, under_way: int = 0) -> bool:
-        """See `DraftPass`. Waits for reports, not for the stream."""
-        while self.stop and self._heard < self._taken - under_way:
-            line = self.report[self._heard]
-            if library().wait_flag(line.data_ptr(), 1, _STEP_TIMEOUT_NS):
-                self.runtime.synchronize()  # raises the device's own error, if there is one
-                raise RuntimeError(f"no report of draft step {self._heard + 1} within {_STEP_TIMEOUT_NS / 1e9:.0f} s")
-            if not line[1:].any():
-                return False
-            self._heard += 1
-        return True
+    def more(self) -> bool:
+        """See `DraftPass`. With `stop` it waits for the last step's report: the device idles for a launch after each,
+        which is less than a step in vain at the end of most windows."""
+        if not self.stop:
+            return True
+        line = self.report[self._taken - 1]
+        if library().wait_flag(line.data_ptr(), 1, _STEP_TIMEOUT_NS):
+            self.runtime.synchronize()  # raises the device's own error, if there is one
+            raise RuntimeError(f"no report of draft step {self._taken} within {_STEP_TIMEOUT_NS / 1e9:.0f} s")
+        return bool(line[1:].any())
 
     def candidates(self) -> tuple[list[int], Tensor, Tensor | None]:
         """Waits for the window's steps. Depths, draft tokens [B, K] int64 on the host, distributions on the device."""

@@ -81,9 +81,8 @@ class DraftPass:
                 if not confidence >= self.stop:
                     self.depths[b] = min(self.depths[b], t + 1)
 
-    def more(self, under_way: int = 0) -> bool:
-        """Whether some row is to be drafted further. under_way: steps whose outcome is not waited for."""
-        del under_way  # computed where they were called
+    def more(self) -> bool:
+        """Whether some row is to be drafted further."""
         return len(self.tokens) < max(self.depths)
 
     def candidates(self) -> tuple[list[int], Tensor, Tensor | None]:
