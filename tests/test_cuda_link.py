@@ -170,7 +170,9 @@ def test_loads_submitted_at_once_go_in_their_order_and_are_reported_once(
     assert [t.key.expert for t in made] == [0, 1, 2, 3] and link.cancel(made[2])
     waiting = [t for t in made if t is not made[2]]
     demand = link.submit(ExpertKey(0, 7), 7, Priority.DEMAND)
+    assert waiting[-1] in link.queued(made) and set(link.queued(made)) <= set(waiting)
     link.drain()
+    assert link.queued(made) == []
     order = order_of_arrival(link)
     assert [e for e in order if e != 7] == [0, 1, 3] and order.index(7) < order.index(3)
     assert set(link.arrivals([*waiting, demand])) == {*waiting, demand}

@@ -16,7 +16,7 @@ from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.memory.link import Priority
 from specter_core.prefetch.need_history import NeedHistory
 from specter_core.prefetch.need_planner import NeedPlanner
-from specter_core.prefetch.planner import Phase, PrefetchPlan, Timings
+from specter_core.prefetch.planner import Phase, PlannedLoad, PrefetchPlan, Timings
 from specter_core.prefetch.prefetcher import Prefetcher
 from specter_core.types import ExpertKey
 
@@ -70,6 +70,49 @@ def test_no_counted_or_likely_expert_is_evicted_for_a_prefetch(world, seed):
         assert former is not None and counters[former.key] > 0, "only to give a counted expert its slot back"
     rank = [(k.layer, -int(counters[k]), k.expert) for k in plan.order]
     assert rank == sorted(rank) and set(plan.order) == {load.key for load in plan.loads} | set(plan.kept)
+
+
+def plain_plan(
+    counters: torch.Tensor, loader: ExpertLoader, history: NeedHistory, tokens: int
+) -> tuple[list[PlannedLoad], list[ExpertKey], list[ExpertKey]]:
+    """Loads, cancelled loads and order as `NeedPlanner` describes them, one slot after the other."""
+    cache, counts, chance = loader.cache, counters.tolist(), history.chance(tokens)
+    present = {key for slot in range(cache.slots) if (key := cache.key(slot)) is not None}
+    cancelled, kept = [], []
+    for queued in loader.queued_keys():
+        former = cache.previous(cache.lookup(queued))
+        if former is not None and counters[former.key] > 0 and former.key not in present:
+            cancelled.append(queued)
+            present = present - {queued} | {former.key}
+        else:
+            kept.append(queued)
+    loads = []
+    for layer, row in enumerate(counts):
+        wanted = [ExpertKey(layer, e) for e in range(EXPERTS) if row[e] > 0 and ExpertKey(layer, e) not in present]
+        wanted.sort(key=lambda key: -counts[key.layer][key.expert])
+        own = cache.layer_slots(layer)
+        places = [(slot, None) for slot in own if cache.state(slot) is SlotState.EMPTY]
+        idle = [(slot, cache.key(slot)) for slot in own if cache.state(slot) is SlotState.RESIDENT]
+        idle = [(slot, key) for slot, key in idle if row[key.expert] == 0 and chance[key] <= 0.5]
+        places += sorted(idle, key=lambda place: (chance[place[1]], place[1].expert))
+        loads += [PlannedLoad(key, slot, victim) for key, (slot, victim) in zip(wanted, places, strict=False)]
+    order = sorted(
+        [*kept, *(load.key for load in loads)], key=lambda k: (k.layer, -counts[k.layer][k.expert], k.expert)
+    )
+    return loads, cancelled, order
+
+
+@settings(deadline=None, max_examples=300)
+@given(world=worlds, seed=st.integers(0, 10**6), drafted=st.integers(0, 16))
+def test_a_plan_is_what_a_walk_over_the_slots_finds(world, seed, drafted):
+    slots_per_layer, staging, world_seed = world
+    loader, _ = loaded_world(slots_per_layer, staging, world_seed)
+    counters = random_counters(len(slots_per_layer), seed)
+    history = history_of(len(slots_per_layer), seed)
+    plan = plan_of(NeedPlanner(2, history), loader, counters, drafted)
+    loads, cancelled, order = plain_plan(counters, loader, history, 16 + 1 - drafted)
+    assert (list(plan.loads), list(plan.cancelled), list(plan.order)) == (loads, cancelled, order)
+    assert plan.next_boundary == min(16, drafted + max(1, int(len(order) * 0.5)))
 
 
 @settings(deadline=None, max_examples=100)

@@ -137,7 +137,8 @@ class Prefetcher:
         """Close the window's account. useful: (layer, expert) that a committed token's input was routed to."""
         self._counts = None
         issued = [t for t in self._submitted if t.issued_as is Priority.PREFETCH]
-        absent = [(layer, e) for layer, needed in self._needed for e in needed if e not in self._held_at_b1[layer]]
+        held = self._held_at_b1
+        absent = [(layer, e) for layer, needed in self._needed for e in set(needed).difference(held[layer])]
         return PrefetchCounters(
             chunks=self._chunks,
             planned=len(self._planned),
