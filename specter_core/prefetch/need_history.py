@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +22,7 @@ class NeedHistory:
     def __init__(self, layers: int, experts: int, top_k: int, decay_per_token: float = DECAY_PER_TOKEN) -> None:
         assert 0 < top_k <= experts and 0 < decay_per_token < 1, (top_k, experts, decay_per_token)
         self.rate: NDArray[np.float64] = np.empty((layers, experts))
+        self._cells = [memoryview(row) for row in self.rate]  # numpy's calls cost more than a layer's few numbers
         self._top_k, self._decay = top_k, decay_per_token
         self.forget()
 
@@ -34,13 +37,15 @@ class NeedHistory:
             return
         tokens = total / self._top_k
         kept = self._decay**tokens
-        row = self.rate[layer]
-        row *= kept
         added = (1 - kept) / tokens
-        rates = row.tolist()  # some twenty experts: quicker than indexing by an array
+        rates = [rate * kept for rate in self.rates(layer)]
         for expert, count in counts.items():
             rates[expert] += count * added
-        row[:] = rates
+        self._cells[layer][:] = array("d", rates)
+
+    def rates(self, layer: int) -> list[float]:
+        """The layer's row of `rate`, [E]."""
+        return cast(list[float], self._cells[layer].tolist())
 
     def chance(self, tokens: int) -> NDArray[np.float64]:
         """[L, E]: probability that at least one of the next `tokens` tokens needs the expert."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from specter_core.policies import Prefetching, Residency
 
 NOTHING: Mapping[int, int] = MappingProxyType({})
+_FEW = 256
+"""Choices that are counted sooner one by one than by numpy's calls."""
 
 Execute = Callable[[LayerPlan, "list[int] | None"], LayerTiming]
 """Runs a plan, for the given rows only (None: all)."""
@@ -175,6 +178,12 @@ class ExpertPass:
 
 def _rows_per_expert(ids: Tensor) -> dict[int, int]:
     """Expert -> number of rows routed to it, ascending by expert; −1 is not an expert. ids [R, k] int64."""
+    if ids.numel() <= _FEW:
+        counts: dict[int, int] = {}
+        for expert in sorted(chain.from_iterable(ids.tolist())):
+            counts[expert] = counts.get(expert, 0) + 1
+        counts.pop(-1, None)
+        return counts
     flat = ids.numpy().reshape(-1)
     found = np.bincount(flat[flat >= 0])
     needed = found.nonzero()[0]

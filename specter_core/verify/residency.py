@@ -93,7 +93,7 @@ class ResidencyManager:
         if self._history is None:
             policy = self._policy
             return lambda expert, rows, recency: policy(rows, recency)
-        rates = self._history.rate[layer].tolist()
+        rates = self._history.rates(layer)
         return lambda expert, rows, recency: (rates[expert], recency)
 
     def _classify(self, layer: int, rows: Mapping[int, int], late: Sequence[int], done: Collection[int]) -> Needs:
