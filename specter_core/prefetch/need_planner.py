@@ -102,11 +102,12 @@ class NeedPlanner:
         slots = cache.contents
         idle = (slots.expert >= 0) & (slots.owner >= 0)
         idle[[*cache.loading_slots, *cache.protected_slots]] = False
+        chance = self._history.chance(self.depth + 1 - drafted)
+        may_go = (counts == 0) & (chance <= self._worth_a_slot)
+        idle &= may_go[slots.layer, slots.expert]  # whatever −1 finds: empty slots are not idle
         found = idle.nonzero()[0]
         layers, experts = slots.layer[found], slots.expert[found]
-        chance = self._history.chance(self.depth + 1 - drafted)[layers, experts]
-        order = np.lexsort((experts, chance, layers))
-        order = order[((counts[layers, experts] == 0) & (chance <= self._worth_a_slot))[order]]
+        order = np.lexsort((experts, chance[layers, experts], layers))
         return _by_layer(layers[order], found[order], len(counts))
 
 
