@@ -55,6 +55,8 @@ COMPARED: dict[str, dict[str, Any]] = {
     },
     "b_1 = 1": {"initial_chunk_tokens": 1},
     "not staged": {"stage_ahead": False},
+    "waits for each step": {"draft_stop": 1e-9},  # what asking costs: no row gets so unlikely
+    "draft_stop 0.6": {"draft_stop": 0.6},
 }  # fmt: skip
 LINK_USE = "link use from b_1 to the end"
 BOUND = "bound: cold start + max(needed, compute)"
