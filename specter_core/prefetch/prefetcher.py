@@ -196,10 +196,10 @@ class Prefetcher:
     def _free_staging(self, layer: int) -> list[int]:
         """Empty staging slots, once those are that hold an expert of another layer for which nobody has asked."""
         cache = self.loader.cache
-        busy, free = cache.loading_slots | cache.protected_slots, []
+        loading, in_use, free = cache.loading_slots, cache.protected_slots, []
         for slot in cache.staging_slots:
             key = cache.key(slot)
-            if key is not None and key.layer != layer and slot not in busy:
+            if key is not None and key.layer != layer and slot not in loading and slot not in in_use:
                 cache.evict(slot)
                 key = None
             if key is None:
