@@ -16,7 +16,7 @@ from specter_core.verify.layer_hook import LayerHook
 
 
 class DraftExpertsPath(Protocol):
-    """Routed experts of a draft step: `DraftExpertPath`, `BlockExpertPath`, or `FusedExpertPath` beside nested experts."""
+    """Routed experts of a draft step: `DraftExpertPath`, `BlockExpertPath`, or, nested, `FusedExpertPath`."""
 
     def forward(self, layer: int, normed: Tensor, ids: Tensor, weights: Tensor) -> Tensor: ...
 

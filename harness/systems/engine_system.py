@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
@@ -38,6 +39,7 @@ class EngineSystem:
 
     def load(self, model: ModelSpec, memory: MemorySpec) -> None:
         """UserError: no draft for depth > 0, a budget below one slot per layer, an unknown device."""
+        gc.unfreeze()  # the engine before goes
         options = replace(self._options, context_tokens=memory.max_sequence, max_batch=memory.batch)
         wanted, start = Opened(model, memory.device, options.depth > 0, options.experts_encoding), time.monotonic()
         if self._model is None or self._opened != wanted:
@@ -56,6 +58,8 @@ class EngineSystem:
         print(f"weights {opened - start:.1f} s, engine {time.monotonic() - opened:.1f} s; GB: {parts}")
         if memory.device == "cuda":
             print(f"loaded: {device_memory.report()}")
+        gc.collect()
+        gc.freeze()  # what lives as long as the engine is not looked through between tokens
 
     def take_over(self, former: object) -> None:
         """Goes on with the weights that another system of this process has loaded; its engine ends."""
@@ -64,6 +68,7 @@ class EngineSystem:
                 former._engine.close()
             self._model, self._opened = former._model, former._opened
             former._engine = former._model = None
+            gc.unfreeze()
             if self._opened is not None and self._opened.device == "cuda":
                 device_memory.tidy()
 
