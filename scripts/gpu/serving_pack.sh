@@ -12,7 +12,7 @@ python3 -m pip install --quiet --no-deps --no-compile --target "$work/site" --on
     --python-version 3.12 --platform manylinux_2_28_x86_64 --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
     vllm==0.25.1 apache-tvm-ffi==0.1.9 blake3 cachetools cbor2 compressed-tensors==0.17.0 distro 'fastapi<0.137' httpx2 jiter \
     'llguidance>=1.7,<1.8' msgspec openai openai-harmony partial-json-parser pybase64 pydantic pydantic-core annotated-types \
-    pyzmq setproctitle sniffio 'starlette>=1' xgrammar==0.2.1
+    pyzmq setproctitle sniffio 'starlette>=1' typing-inspection xgrammar==0.2.1
 cd "$work/site"
 rm -rf vllm/vllm-rs vllm/_qutlass_C.abi3.so vllm/vllm_flash_attn/_vllm_fa2_C.abi3.so vllm/third_party/fmha_sm100 \
     vllm/third_party/deep_gemm/include vllm/entrypoints/serve/instrumentator/static xgrammar/lib/*.a bin
