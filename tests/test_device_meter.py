@@ -8,7 +8,7 @@ import time
 import pytest
 
 from harness.device_meter import DeviceMeter
-from harness.gpu_guard import GpuProcess, check_free, gpu_handle
+from harness.gpu_guard import GpuProcess, check_free, gpu_handle, wait_for_rest
 from harness.seat import Seat
 from harness.system import RequestRecord
 from specter_core.errors import UserError
@@ -139,3 +139,11 @@ def test_a_process_that_is_just_ending_is_waited_for():
 def test_a_card_is_named_as_cuda_names_it():
     assert gpu_handle(FakeNvml(), None) == ("index", 0) and gpu_handle(FakeNvml(), "3") == ("index", 3)
     assert gpu_handle(FakeNvml(), "GPU-abc") == ("uuid", "GPU-abc")
+
+
+def test_a_level_counts_once_it_has_stopped_falling() -> None:
+    """What an ended process still holds is not where the next one starts from."""
+    levels = iter([30, 30, 22, 9, 5, *[5] * 1000])
+    assert wait_for_rest(lambda: next(levels), still_s=0.02, pause_s=0.001) == 5
+    falling = iter(range(10_000, 0, -1))
+    assert wait_for_rest(lambda: next(falling), still_s=0.02, patience_s=0.05, pause_s=0.001) < 10_000

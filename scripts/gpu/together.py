@@ -10,7 +10,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
+from harness.device_bytes import device_bytes
 from harness.device_meter import DeviceMeter
+from harness.gpu_guard import wait_for_rest
 from harness.grid import PlannedGroup
 from harness.measure import Measurement
 from harness.prompts import BenchPrompt
@@ -37,7 +39,10 @@ class Cell(NamedTuple):
 
 def measure_alone(cell: Cell, gpu: str | None, notice: Callable[[str], None]) -> None:
     """Rows of one cell, with the card's memory and energy as NVML tells them meanwhile."""
-    meter = DeviceMeter(gpu).open() if cell.planned.memory.device == "cuda" else None
+    meter = None
+    if cell.planned.memory.device == "cuda":
+        wait_for_rest(lambda: device_bytes().used)  # of the engine before
+        meter = DeviceMeter(gpu).open()
     try:
         _measure_all([cell], gpu, notice, meter)
     finally:
