@@ -75,8 +75,9 @@ def check_free(
 def wait_for_rest(
     used_bytes: Callable[[], int], *, still_s: float = 1.0, patience_s: float = 10.0, pause_s: float = 0.1
 ) -> int:
-    """The memory in use once it has not fallen for still_s, or after patience_s: a process that was just ended holds its
-    memory a moment longer, and must not count as the level that the next one starts from."""
+    """The memory in use once it has not fallen for still_s, or after patience_s: a process that was just ended holds
+    its memory a little longer, which must not count as the level that the next one starts from.
+    """
     level, since, deadline = used_bytes(), time.monotonic(), time.monotonic() + patience_s
     while time.monotonic() - since < still_s and time.monotonic() < deadline:
         time.sleep(pause_s)

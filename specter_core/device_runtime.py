@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 import torch
@@ -20,6 +22,20 @@ def compact_allocator() -> None:
     as holes in half-used segments, which a budget would have to pay for.
     """
     torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage collection inside: one that finds a former engine's graphs would destroy them, which the driver answers
+    by invalidating a capture that is under way.
+    """
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class DeviceEvent(Protocol):
@@ -168,7 +184,7 @@ class CudaRuntime:
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        with uncollected(), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             run()
         return graph.replay
 

@@ -33,6 +33,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from harness import aim
+from harness.device_bytes import visible_gpu
 from harness.device_meter import DeviceMeter
 from harness.environment import git_commit
 from scripts.gpu.bench_draft import hbm_ceiling_tb_per_s, kernel_shares, step_bytes, time_steps
@@ -414,7 +415,7 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("no CUDA device here; run this on a machine that has one", file=sys.stderr)
         return 2
-    meter = DeviceMeter(None).open()  # before this process has a context
+    meter = DeviceMeter(visible_gpu()).open()  # before this process has a context
     ceiling = hbm_ceiling_tb_per_s()
     print(f"HBM ceiling (read): {ceiling:.2f} TB/s")
     failed = []
