@@ -26,8 +26,8 @@ def compact_allocator() -> None:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """No garbage collection inside: one that finds a former engine's graphs would destroy them, which the driver answers
-    by invalidating a capture that is under way.
+    """No garbage collection inside: one that finds a former engine's graphs would destroy them, and with them a capture
+    that is under way, which the driver then invalidates.
     """
     enabled = gc.isenabled()
     gc.disable()
