@@ -26,30 +26,32 @@ def run(mode: str, *groups: str) -> dict[str, Any]:
 def interpreted(group: str) -> Iterator[Any]:
     import torch
 
-    from scripts.gpu import decode_checks as checks
+    from scripts.gpu import decode_checks_attention as attention
+    from scripts.gpu import decode_checks_linear as linear
     from scripts.gpu import decode_checks_moe as moe
     from scripts.gpu import nested_checks as nested
+    from scripts.gpu.decode_checks import Env
     from scripts.gpu.draft_ends_checks import draft_ends_checks
     from specter_core.model.kernels.tiles import GemvTile, LinearTile
     from specter_core.verify.kernels.grouped_ffn import GroupedTile
 
-    env = checks.Env.make("cpu", torch.float16, seed=11)
-    fp32 = checks.Env.make("cpu", torch.float32, seed=12)
-    few, many = checks.Sequences((3, 70), 3, (3, 2)), checks.Sequences((500,), 5, (5,))
+    env = Env.make("cpu", torch.float16, seed=11)
+    fp32 = Env.make("cpu", torch.float32, seed=12)
+    few, many = attention.Sequences((3, 70), 3, (3, 2)), attention.Sequences((500,), 5, (5,))
     tile = GroupedTile(16, 16, 32)
     groups: dict[str, Callable[[], Iterator[Any]]] = {
-        "linear": lambda: checks.linear_checks(env, 40, 72, LinearTile(16, 16, 32), (1, 18)),
-        "linear_split": lambda: checks.linear_checks(env, 24, 80, LinearTile(16, 16, 32, split=2), (3,)),
-        "linear_fp32": lambda: checks.linear_checks(fp32, 17, 33, LinearTile(32, 16, 32), (2,)),
-        "gemv": lambda: checks.gemv_checks(env, 10, 40, 5, GemvTile(4, 64), (1, 3)),
-        "gemv_fp32": lambda: checks.gemv_checks(fp32, 9, 32, 3, GemvTile(2, 32), (2,)),
-        "norm": lambda: checks.norm_checks(env, 40, (1, 5)),
-        "head_linear": lambda: checks.head_linear_checks(env, 3, 24, 40, (1, 18)),
-        "gqa": lambda: checks.gqa_checks(env, 4, 2, 24, few, 192),
-        "gqa_longrope": lambda: checks.gqa_checks(env, 2, 2, 16, many, 900, switch=503),
-        "gqa_interleaved": lambda: checks.gqa_checks(fp32, 2, 1, 16, few, 128, interleaved=True),
-        "mla": lambda: checks.mla_checks(env, 4, 24, 8, 40, 24, few, 192, (1, 2, 4)),
-        "mla_one_launch": lambda: checks.mla_checks(env, 3, 24, 8, 40, 24, many, 900, (1,), 16),
+        "linear": lambda: linear.linear_checks(env, 40, 72, LinearTile(16, 16, 32), (1, 18)),
+        "linear_split": lambda: linear.linear_checks(env, 24, 80, LinearTile(16, 16, 32, split=2), (3,)),
+        "linear_fp32": lambda: linear.linear_checks(fp32, 17, 33, LinearTile(32, 16, 32), (2,)),
+        "gemv": lambda: linear.gemv_checks(env, 10, 40, 5, GemvTile(4, 64), (1, 3)),
+        "gemv_fp32": lambda: linear.gemv_checks(fp32, 9, 32, 3, GemvTile(2, 32), (2,)),
+        "norm": lambda: linear.norm_checks(env, 40, (1, 5)),
+        "head_linear": lambda: linear.head_linear_checks(env, 3, 24, 40, (1, 18)),
+        "gqa": lambda: attention.gqa_checks(env, 4, 2, 24, few, 192),
+        "gqa_longrope": lambda: attention.gqa_checks(env, 2, 2, 16, many, 900, switch=503),
+        "gqa_interleaved": lambda: attention.gqa_checks(fp32, 2, 1, 16, few, 128, interleaved=True),
+        "mla": lambda: attention.mla_checks(env, 4, 24, 8, 40, 24, few, 192, (1, 2, 4)),
+        "mla_one_launch": lambda: attention.mla_checks(env, 3, 24, 8, 40, 24, many, 900, (1,), 16),
         "router": lambda: moe.router_checks(env, 13, 3, 7),
         "tokens": lambda: moe.token_checks(env, 2100, 40, 3),
         "draft_ends": lambda: draft_ends_checks(env, 5, 8),

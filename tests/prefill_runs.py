@@ -29,7 +29,8 @@ def kernels(_: str) -> Iterator[Any]:
     from scripts.gpu import decode_checks_moe as moe
     from scripts.gpu import nested_checks as nested
     from scripts.gpu import prefill_checks as checks
-    from scripts.gpu.decode_checks import Env, linear_checks
+    from scripts.gpu.decode_checks import Env
+    from scripts.gpu.decode_checks_linear import linear_checks
     from specter_core.model.kernels.tiles import LinearTile
     from specter_core.verify.kernels.grouped_ffn import GroupedTile
 

@@ -79,7 +79,7 @@ def run_task(task: Task, seed: int) -> tuple[str, list[tuple[str, float, float]]
 
 
 def linear_task(env: Any, n: int, k: int, rows: int, split: int, counts: tuple[int, ...]) -> Iterator[Any]:
-    from scripts.gpu.decode_checks import linear_checks
+    from scripts.gpu.decode_checks_linear import linear_checks
     from specter_core.model.kernels.tiles import LinearTile
 
     values = tuple(c for c in (1, 17, 33) if c in counts)
@@ -88,7 +88,7 @@ def linear_task(env: Any, n: int, k: int, rows: int, split: int, counts: tuple[i
 
 
 def gemv_task(env: Any, n: int, k: int, counts: tuple[int, ...]) -> Iterator[Any]:
-    from scripts.gpu.decode_checks import gemv_checks
+    from scripts.gpu.decode_checks_linear import gemv_checks
     from specter_core.model.kernels.tiles import gemv_tile
 
     for pair in (False, True):
@@ -97,7 +97,7 @@ def gemv_task(env: Any, n: int, k: int, counts: tuple[int, ...]) -> Iterator[Any
 
 def table_task(env: Any, n: int, k: int, pair: bool, counts: tuple[int, ...]) -> Iterator[Any]:
     """The tiles that the table really chooses."""
-    from scripts.gpu.decode_checks import linear_checks
+    from scripts.gpu.decode_checks_linear import linear_checks
     from specter_core.model.kernels.tiles import Preset, linear_tile
 
     for preset in Preset:
@@ -106,7 +106,7 @@ def table_task(env: Any, n: int, k: int, pair: bool, counts: tuple[int, ...]) ->
 
 
 def mla_task(env: Any, batch: int, steps: int, start: int) -> Iterator[Any]:
-    from scripts.gpu.decode_checks import Sequences, mla_checks
+    from scripts.gpu.decode_checks_attention import Sequences, mla_checks
 
     starts = tuple(start + 37 * b for b in range(batch))
     counts = tuple(max(1, steps - b) for b in range(batch))
@@ -116,7 +116,7 @@ def mla_task(env: Any, batch: int, steps: int, start: int) -> Iterator[Any]:
 
 
 def gqa_task(env: Any, heads: int, kv: int, long: bool, batch: int, steps: int, start: int) -> Iterator[Any]:
-    from scripts.gpu.decode_checks import Sequences, gqa_checks
+    from scripts.gpu.decode_checks_attention import Sequences, gqa_checks
 
     starts = tuple(start + 37 * b for b in range(batch))
     counts = tuple(max(1, steps - b) for b in range(batch))
@@ -143,7 +143,7 @@ def grouped_task(env: Any, experts: int, top_k: int, hidden: int, width: int, co
 
 
 def small_task(env: Any) -> Iterator[Any]:
-    from scripts.gpu.decode_checks import head_linear_checks, norm_checks
+    from scripts.gpu.decode_checks_linear import head_linear_checks, norm_checks
     from scripts.gpu.decode_checks_moe import router_checks, token_checks
     from scripts.gpu.draft_ends_checks import draft_ends_checks
 
@@ -167,7 +167,7 @@ def pass_task(env: Any, index: int) -> Iterator[Any]:
 
 
 def graph_task(env: Any) -> Iterator[Any]:
-    from scripts.gpu.decode_checks import graph_checks
+    from scripts.gpu.decode_checks_attention import graph_checks
 
     yield from graph_checks(env)
 

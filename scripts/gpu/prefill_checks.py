@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from scripts.gpu.decode_checks import Check, Env, attend, bit_mismatches, invariance, relative_error, sum_limit
+from scripts.gpu.decode_checks import Check, Env, bit_mismatches, invariance, relative_error, sum_limit
+from scripts.gpu.decode_checks_attention import attend
 from scripts.gpu.decode_checks_moe import grouped_checks
 from scripts.gpu.nested_checks import nested_checks
 from specter_core.model.kernels.linear import linear

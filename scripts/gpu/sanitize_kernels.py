@@ -19,6 +19,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from scripts.gpu import decode_checks as checks
+from scripts.gpu import decode_checks_attention as attention
+from scripts.gpu import decode_checks_linear as linear
 from scripts.gpu import decode_checks_moe as moe
 from scripts.gpu import prefill_checks as prefill
 from scripts.gpu.int4_checks import Case, check_case
@@ -32,25 +34,25 @@ Found = Iterator[checks.Check]
 
 def parts(env: checks.Env) -> dict[str, Callable[[], Found]]:
     """One entry per kernel family."""
-    few, many = checks.Sequences((3, 70), 3, (3, 2)), checks.Sequences((500,), 5, (5,))
+    few, many = attention.Sequences((3, 70), 3, (3, 2)), attention.Sequences((500,), 5, (5,))
     tile, wide = GroupedTile(16, 16, 32), GroupedTile(64, 32, 64)
     half = env.dtype
     one, grouped = GemvConfig(32, 1), GroupedConfig(64)
     return {
         "grouped": lambda: moe.grouped_checks(env, 5, 2, 40, 24, 6, (tile, tile)),
-        "gemv": lambda: checks.gemv_checks(env, 10, 40, 5, GemvTile(4, 64), (1, 3)),
-        "mla": lambda: checks.mla_checks(env, 4, 24, 8, 40, 24, few, 192, (1, 2)),
-        "gqa": lambda: checks.gqa_checks(env, 4, 2, 24, few, 192),
+        "gemv": lambda: linear.gemv_checks(env, 10, 40, 5, GemvTile(4, 64), (1, 3)),
+        "mla": lambda: attention.mla_checks(env, 4, 24, 8, 40, 24, few, 192, (1, 2)),
+        "gqa": lambda: attention.gqa_checks(env, 4, 2, 24, few, 192),
         "int4, one token": lambda: int4(Case(256, 128, 5, 3, 1, half), one),
         "int4, grouped": lambda: int4(Case(128, 256, 5, 4, 18, half), grouped),
         "router": lambda: moe.router_checks(env, 13, 3, 7),
         "tokens": lambda: moe.token_checks(env, 2100, 40, 3),
-        "linear": lambda: checks.linear_checks(env, 40, 72, LinearTile(16, 16, 32), (1, 18)),
-        "linear, split": lambda: checks.linear_checks(env, 24, 80, LinearTile(16, 16, 32, split=2), (3,)),
-        "head_linear": lambda: checks.head_linear_checks(env, 3, 24, 40, (1, 18)),
-        "norm": lambda: checks.norm_checks(env, 40, (1, 5)),
+        "linear": lambda: linear.linear_checks(env, 40, 72, LinearTile(16, 16, 32), (1, 18)),
+        "linear, split": lambda: linear.linear_checks(env, 24, 80, LinearTile(16, 16, 32, split=2), (3,)),
+        "head_linear": lambda: linear.head_linear_checks(env, 3, 24, 40, (1, 18)),
+        "norm": lambda: linear.norm_checks(env, 40, (1, 5)),
         "elementwise": lambda: elementwise_checks(env),
-        "gqa, longrope": lambda: checks.gqa_checks(env, 2, 2, 16, many, 900, switch=503),
+        "gqa, longrope": lambda: attention.gqa_checks(env, 2, 2, 16, many, 900, switch=503),
         "prefill, mla": lambda: prefill.mla_prefill_checks(env, 4, 8, 40, 37, 64, (7,)),
         "prefill, gqa": lambda: prefill.gqa_prefill_checks(env, 4, 2, 24, 70, 128, (33,)),
         "prefill, sum": lambda: prefill.add_rows_checks(env, 5, 3, 40),
