@@ -143,7 +143,8 @@ def fused(decoder: Any, kv: Any, tokens: Any, rows: Any, preset: str) -> tuple[A
 def compiled(name: str) -> list[list[Any]]:
     import torch
 
-    from scripts.gpu.decode_cases import SHAPES, Maker, model_cases
+    from scripts.gpu.decode_cases import model_cases
+    from scripts.gpu.decode_shapes import SHAPES, Maker
     from scripts.gpu.offline_sm90 import compile_only
 
     shape = next(s for s in SHAPES if s.name == name)
@@ -201,7 +202,7 @@ def compiled_nested(name: str) -> list[list[Any]]:
     """[kernel, shared bytes, uses the matrix unit, k in its natural order] of the nested kernels."""
     import torch
 
-    from scripts.gpu.decode_cases import SHAPES
+    from scripts.gpu.decode_shapes import SHAPES
     from scripts.gpu.offline_sm90 import compile_only
     from specter_core.draft.kernels.layout import GemvMatrix
     from specter_core.nested.kernels.decode import decode_rows

@@ -85,7 +85,8 @@ def cases(name: str, sweep: bool, device: str, only: str = "*") -> Iterator[Any]
 
 
 def _cases(name: str, sweep: bool, device: str) -> Iterator[Any]:
-    from scripts.gpu.decode_cases import SHAPES, Maker, model_cases, sweep_cases
+    from scripts.gpu.decode_cases import model_cases, sweep_cases
+    from scripts.gpu.decode_shapes import SHAPES, Maker
 
     shape = next(s for s in SHAPES if s.name == name)
     make = Maker(device, torch.bfloat16)
@@ -138,7 +139,7 @@ def profile(name: str) -> None:
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as record
 
-    from scripts.gpu.decode_cases import SHAPES, Maker
+    from scripts.gpu.decode_shapes import SHAPES, Maker
     from scripts.gpu.decode_steps import step_cases
 
     shape = next(s for s in SHAPES if s.name == name)

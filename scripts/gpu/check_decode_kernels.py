@@ -160,7 +160,7 @@ def small_task(env: Any) -> Iterator[Any]:
 
 
 def pass_task(env: Any, index: int) -> Iterator[Any]:
-    from scripts.gpu.decode_cases import SHAPES
+    from scripts.gpu.decode_shapes import SHAPES
     from scripts.gpu.decode_steps import pass_checks
 
     yield from pass_checks(SHAPES[index], env)

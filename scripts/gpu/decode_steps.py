@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import torch
 
-from scripts.gpu.decode_cases import Case, Launch, Maker, Shape, norm_of
 from scripts.gpu.decode_checks import Check, Env, bit_mismatches
+from scripts.gpu.decode_shapes import Case, Launch, Maker, Shape, norm_of
 from specter_core.model.config import MLAConfig, ModelConfig, NormKind, RopeConfig, RouterConfig
 from specter_core.model.fused_pass import FusedPass
 from specter_core.model.fused_weights import FusedWeights, GqaWeights, HeadWeights, LayerWeights, MlaWeights
