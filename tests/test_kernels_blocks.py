@@ -12,8 +12,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from scripts.gpu.bench_kernel import STAGES, candidates, rotation
+from scripts.gpu.bench_kernel import candidates
 from scripts.gpu.int4_checks import SHAPES
+from scripts.gpu.int4_layer import STAGES, rotation
 from specter_core.draft.int4 import Int4Matrix, matrix_bytes, pack
 from specter_core.draft.kernels import tensor_cores
 from specter_core.draft.kernels.block_configs import block_path_config

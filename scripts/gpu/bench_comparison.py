@@ -29,8 +29,9 @@ from torch.nn.functional import linear, silu
 
 from harness.environment import git_commit
 from scripts.gpu.bench_decode_kernels import L2_BYTES, ceiling_tb_per_s, event_us
-from scripts.gpu.bench_kernel import ROOT, rotation, write_csv
+from scripts.gpu.bench_kernel import ROOT, write_csv
 from scripts.gpu.int4_checks import SHAPES, Case, Inputs, make_inputs, reference
+from scripts.gpu.int4_layer import rotation
 from scripts.gpu.marlin import Aligned, DenseMarlin, MarlinMissing, MoeMarlin, align, marlin_layout
 from specter_core.draft.int4 import Int4Matrix, dequantize, matrix_bytes
 from specter_core.draft.kernels.block_configs import block_path_config
