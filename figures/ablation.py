@@ -18,6 +18,7 @@ BASE = "default"
 VARIANT_LABELS = {
     "default": "Specter",
     "paper": "paper's switches",
+    "plain": "plain experts",
     "tokenwise": "token-wise order",
     "no_expertwise": "token-wise order",
     "private_kv": "private KV",

@@ -80,9 +80,15 @@ def budgets(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def ablation(rows: pd.DataFrame) -> pd.DataFrame:
-    """Specter in three or more variants."""
+    """Specter in three or more variants; where its default has nested experts, variants with plain ones among them."""
     rows = measured(rows)
-    rows = rows[(rows["system"] == MAIN) & (rows["K"] > 0)] if len(rows) else rows
+    if rows.empty:
+        return rows
+    rows = rows[rows["system"].isin(SPECULATIVE) & (rows["K"] > 0)]
+    default = rows["variant"] == usual_variant(MAIN)
+    if (default & (rows["system"] != MAIN)).any():
+        rows = rows[~default | (rows["system"] != MAIN)].assign(system=MAIN)
+    rows = rows[rows["system"] == MAIN]
     return _varying(rows, "variant", VARIANTS, ["model", "memory", "weights", "link", "device", "B"])
 
 

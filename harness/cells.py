@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+from harness import encodings
 from harness.config import LinkEntry, MemoryEntry, ModelEntry, RunConfig, SystemEntry
 from harness.system import MemorySpec, ModelSpec
 
@@ -47,10 +48,15 @@ class Group:
         s = self.setting
         text = f"{s.model.name}, {s.memory.label}, {self.system.name}"
         text += f" ({self.system.variant})" if "named" in self.system.options else ""
+        text += ", nested experts" if self.nested and self.system.variant != "nested" else ""
         text += f", K = {self.depth}" if self.depth else ""
         text += f", B = {s.batch}" if s.batch > 1 else ""
         text += f", prefix {s.prefix_tokens}" if s.prefix_tokens != USUAL_PREFIX_TOKENS else ""
         return text + (f", repeat {s.repeat + 1}" if s.repeat else "")
+
+    @property
+    def nested(self) -> bool:
+        return self.system.options.get(encodings.OPTION) == "nested"
 
 
 class DepthKey(NamedTuple):
@@ -78,20 +84,24 @@ class Grid(NamedTuple):
     skips: list[Skip]
 
 
-def expand(config: RunConfig, device: str, chosen: ChosenDepths | None = None) -> Grid:
+def expand(
+    config: RunConfig, device: str, chosen: ChosenDepths | None = None, specs: Mapping[str, ModelSpec] | None = None
+) -> Grid:
     """Every group of the run. Systems that cannot run in a setting are left out and named in `skips`. chosen: K where
-    the axis says `model`, instead of the model's own."""
+    the axis says `model`, instead of the model's own. specs: the models that are here, by name."""
     blocks: list[list[Group]] = []
     skips: list[Skip] = []
     for setting in settings(config):
-        block: list[Group] = []
+        cells: list[tuple[SystemEntry, int]] = []
         for system in config.systems:
             reason = unfit(setting, system, device)
             if reason is None:
-                block += [Group(setting, system, k) for k in depths(config, setting, system, device, chosen or {})]
+                cells += [(system, k) for k in depths(config, setting, system, device, chosen or {})]
             elif (skip := Skip(_what(setting, system), reason)) not in skips:
                 skips.append(skip)
         s = setting
+        cells = encodings.settled(cells, device, s.model, (specs or {}).get(s.model.name))
+        block = [Group(s, system, k) for system, k in cells]
         order = (config.seed, s.model.name, s.memory.name, s.link.name, s.batch, s.prefix_tokens, s.repeat)
         random.Random(str(order)).shuffle(block)
         blocks.append(block)

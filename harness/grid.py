@@ -69,10 +69,8 @@ def plan_run(config: RunConfig, source: PromptSource, *, named_models: bool = Fa
     """UserError when nothing of the run can be measured here, or when a model that was named is absent
     (named_models); models of a default list that are absent are skipped."""
     device = detect_device(config.device)
-    grid = expand(config, device, chosen_depths(config))
-    skips = list(grid.skips)
     datasets = {d: source.absent(d) for d in config.datasets}
-    skips += [Skip(f"dataset {d}", line) for d, line in datasets.items() if line is not None]
+    skips = [Skip(f"dataset {d}", line) for d, line in datasets.items() if line is not None]
     models: dict[str, ModelSpec] = {}
     for entry in config.models:
         line = absent(entry, kind_of(entry, config))
@@ -82,6 +80,8 @@ def plan_run(config: RunConfig, source: PromptSource, *, named_models: bool = Fa
             raise UserError(line)
         else:
             skips.append(Skip(entry.name, line))
+    grid = expand(config, device, chosen_depths(config), models)
+    skips = [*grid.skips, *skips]
     here = {s.name: missing_module(s) for s in config.systems if s.available}
     skips += [Skip(name, line) for name, line in here.items() if line is not None]
     blocks = []

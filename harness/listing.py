@@ -104,7 +104,9 @@ def memory_line(planned: PlannedGroup) -> str:
     head = f"{planned.model.name}, {memory.label}, {group.system.name}"
     if shape is None or memory.budget_bytes is None:
         return f"{head}: no budget, every expert resident"
-    fixed = parts(shape, memory.batch, memory.max_sequence, group.depth)
+    encoding = "nested" if group.nested else "plain"
+    head += ", nested experts" if group.nested else ""
+    fixed = parts(shape, memory.batch, memory.max_sequence, group.depth or int(group.nested))
     if memory.device == "cuda":
         fixed |= {"context": CONTEXT_BYTES}
     options = group.system.options
@@ -123,6 +125,6 @@ def memory_line(planned: PlannedGroup) -> str:
     if slots is None:
         if options.get("capacity") == "same_cache":  # as many as Specter has in these bytes
             fixed |= {"draft": parts(shape, memory.batch, memory.max_sequence, group.setting.model.depth)["draft"]}
-        slots = slots_in(shape, memory.budget_bytes, fixed)
-    size = slots * shape.moe_layers * entry_bytes(shape)
+        slots = slots_in(shape, memory.budget_bytes, fixed, encoding)
+    size = slots * shape.moe_layers * entry_bytes(shape, encoding)
     return f"{line}, slots {size / 1e6:,.1f} ({slots:.1f} of {shape.experts} per layer)"

@@ -13,8 +13,9 @@ from specter_core.assembly import build_engine
 from specter_core.errors import UserError
 from specter_core.memory.budget import SlotPlan
 from specter_core.memory.pin_limit import PinLimit
+from specter_core.model.config import ModelConfig
 from specter_core.opening import open_model
-from specter_core.options import ENCODINGS, VARIANTS, EngineOptions
+from specter_core.options import ENCODING_CHOICES, VARIANTS, EngineOptions, resolve_encoding
 from specter_core.text import TextCodec
 from specter_core.trace import Trace
 from specter_core.types import GenerationRun, Request, WindowStats
@@ -48,7 +49,10 @@ def _parser() -> argparse.ArgumentParser:
     gen.add_argument("--top-k", type=int, default=0)
     gen.add_argument("--seed", type=int, default=0)
     gen.add_argument("--variant", choices=VARIANTS, default="default")
-    gen.add_argument("--encoding", choices=ENCODINGS, default="plain", help="of the experts in host store and slots")
+    gen.add_argument(
+        "--encoding", choices=ENCODING_CHOICES, default="auto",
+        help="of the experts in host store and slots; auto: nested on a GPU for BF16 experts with a draft, else plain",
+    )  # fmt: skip
     gen.add_argument("--nested-dir", type=Path, help="folder that keeps nested experts for the next start")
     gen.add_argument("--device", default="cpu")
     gen.add_argument("--threads", type=int, default=1, help="CPU compute threads; small models gain nothing from more")
@@ -65,6 +69,7 @@ def _generate(args: argparse.Namespace) -> int:
     context = len(prompt) + max(args.max_new_tokens, 1)
     options = EngineOptions(depth=args.depth, context_tokens=max(context, 2))
     options = options.paper() if args.variant == "paper" else options
+    args.encoding = _encoding(args)
     trace = Trace(enabled=args.trace is not None)
     rate = None if args.link_gb_s is None else args.link_gb_s * 1e9
     pins = None if args.pin_limit_gb is None else PinLimit(round(args.pin_limit_gb * 1e9))
@@ -90,6 +95,12 @@ def _generate(args: argparse.Namespace) -> int:
                 trace.write(args.trace, model=str(args.model), device=args.device, depth=options.depth)
         print(_table(run, args, _slots(engine.slots)), file=sys.stderr)
     return 0
+
+
+def _encoding(args: argparse.Namespace) -> str:
+    dtype = str(ModelConfig.from_file(args.model / "config.json").dtype).removeprefix("torch.")
+    with_draft = args.depth > 0 and (args.draft or args.model / "draft").is_dir()
+    return resolve_encoding(args.encoding, device=args.device, dtype=dtype, with_draft=with_draft, variant=args.variant)
 
 
 class _Stream:
@@ -125,6 +136,7 @@ def _table(run: GenerationRun, args: argparse.Namespace, slots: str) -> str:
     rows = [
         ("tokens", f"{len(result.tokens)} in {len(windows)} windows ({result.finish.value})"),
         ("slots per layer", slots),
+        ("experts", args.encoding),
         ("acceptance", f"{result.acceptance:.3f} ({result.accepted} of {result.tested} tested)"),
         ("coverage", _share(_layer_total(windows, "hits"), distinct)),
         ("access hit rate", _share(_total(windows, "access_hits"), _total(windows, "accesses"))),

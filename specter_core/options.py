@@ -10,6 +10,7 @@ VERIFY_ORDERS = ("expertwise", "tokenwise", "microbatches")
 EVICTIONS = ("need", "count_then_recency", "lru")
 PLANNINGS = ("need", "top_m")
 ENCODINGS = ("plain", "nested")
+ENCODING_CHOICES = ("auto", *ENCODINGS)
 VARIANTS = ("default", "paper")
 
 
@@ -88,6 +89,21 @@ class EngineOptions:
             eviction="lru",
             experts_encoding="plain",
         )
+
+
+def resolve_encoding(wanted: str, *, device: str, dtype: str, with_draft: bool, variant: str = "default") -> str:
+    """The encoding of the experts for what is asked for: `plain` and `nested` as they are; `auto` is nested where it
+    gains and can be had, plain elsewhere.
+
+    device: cpu | cuda; the link that nested experts save is a GPU's. dtype: of the target's experts, `bfloat16`,
+    `float16` …. with_draft: whether an INT4 draft is resident (K > 0 and there is one). variant: all but `default` are
+    plain, the published design among them. UserError for anything else than auto, plain, nested.
+    """
+    _one_of("encoding", wanted, ENCODING_CHOICES)
+    if wanted != "auto":
+        return wanted
+    gains = device == "cuda" and dtype == "bfloat16" and with_draft and variant == "default"
+    return "nested" if gains else "plain"
 
 
 def _at_least(name: str, value: int, least: int, note: str = "") -> None:

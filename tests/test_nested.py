@@ -192,10 +192,11 @@ def test_a_synthetic_model_writes_the_same_text_nested_and_counts_its_codes_at_d
     assert entry_bytes[1] < 0.65 * entry_bytes[0]
 
 
-def test_the_harness_passes_the_encoding_on_and_the_paper_variant_is_plain() -> None:
+def test_the_harness_passes_the_encoding_on_and_the_paper_variant_is_plain_unless_told_otherwise() -> None:
     from harness.systems.specter import create
 
     assert create({"encoding": "nested"})._options.experts_encoding == "nested"
-    assert create({"encoding": "nested", "variant": "paper"})._options.experts_encoding == "plain"
+    assert create({"variant": "paper"})._options.experts_encoding == "plain"
+    assert create({"encoding": "nested", "variant": "paper"})._options.experts_encoding == "nested"
     with pytest.raises(UserError, match="experts_encoding is 'squeezed', known are plain, nested"):
         create({"encoding": "squeezed"})

@@ -136,7 +136,7 @@ def test_every_ablation_is_specter_with_a_variant_of_its_own(tmp_path):
     config = run_config(raw_config(tmp_path, {"specter": {"depth": "model"}, "mo_sm": {}}, variants=variants))
     grid = expand(config, "cpu")
     own = [g for g in grid.blocks[0] if g.system.name == "specter"]
-    assert {g.system.variant for g in own} == {"default", *variants} - {"no_graphs"}
+    assert {g.system.variant for g in own} == {"default", *variants} - {"no_graphs", "plain"}  # plain is the default
     assert [s.what for s in grid.skips] == ["tiny, tight, specter (no_graphs)"]
     hashes = [h for p in plan(config).groups for h in p.hashes.values()]
     assert len(set(hashes)) == len(hashes)
@@ -149,9 +149,9 @@ def test_every_switch_of_the_ablation_is_one_of_the_engines():
 
     for name, changes in catalogue.load("sweep", "ablation")["variants"].items():
         options = {k: v for k, v in changes.items() if k != "devices"}
-        system = create({"variant": "default", **options, "named": name, "depth": 8})
+        system = create({"variant": "default", "encoding": "nested", **options, "named": name, "depth": 8})
         assert system._variant == name and system._options.depth == 8
-        assert system._options != create({"depth": 8})._options, name
+        assert system._options != create({"depth": 8, "encoding": "nested"})._options, name
 
 
 def test_slots_and_budgets_are_memory_settings_of_their_own(tmp_path):

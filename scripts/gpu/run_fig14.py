@@ -105,6 +105,8 @@ def compose(options: argparse.Namespace, changes: Mapping[str, Any]) -> RunConfi
     } | sweep  # fmt: skip
     raw |= {key: value for key, value in chosen.items() if key not in groups}
     raw |= {groups[g]: {name: catalogue.load(g, name) for name in chosen[g]} for g in groups}
+    if (specter := raw["systems"].get("specter")) is not None:
+        specter["options"] = specter["options"] | {"encoding": "plain"}  # the others: --encoding
     raw |= {
         "profile": "paper", "weights": options.weights, "device": options.device, "output": str(options.out),
         "datasets": {name: catalogue.load("dataset", name) for name in chosen.get("dataset", options.datasets)},
@@ -113,7 +115,7 @@ def compose(options: argparse.Namespace, changes: Mapping[str, Any]) -> RunConfi
     }  # fmt: skip
     raw.pop("dataset", None)
     encodings = {name: {"encoding": name} for name in options.encoding if name != "plain"}
-    raw["variants"] = dict(raw.get("variants") or {}) | encodings
+    raw["variants"] = {k: v for k, v in (raw.get("variants") or {}).items() if k != "plain"} | encodings
     config = run_config(raw)
     config = replace(config, warmup_tokens=options.warmup_tokens)
     also = [_setting(text) for text in options.also]
