@@ -8,7 +8,7 @@ import pytest
 
 from harness import aim
 from harness.aim import Aim
-from scripts.gpu import bench_decode_kernels, bench_draft, bench_link, bench_nested, bench_window
+from scripts.gpu import bench_decode_kernels, bench_draft, bench_link, bench_nested, window_aims
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,8 @@ def window_summary(needed: float, where: str = "24 GB") -> list[dict]:
         return {"model": "m", "where": where, "what": what, "value": value, "unit": "share", "note": note}
 
     return [
-        row(bench_window.BOUND, 50.0, f"needed {needed:.1f}, compute 32.0"),
-        row(bench_window.LINK_USE, 0.8),
+        row(window_aims.BOUND, 50.0, f"needed {needed:.1f}, compute 32.0"),
+        row(window_aims.LINK_USE, 0.8),
         row("window over bound", 1.1),
         row("positions with other logit bits", 2.0),
         row("token mismatches", 1.0),
@@ -49,18 +49,18 @@ def window_summary(needed: float, where: str = "24 GB") -> list[dict]:
 
 
 def test_the_links_aim_holds_only_where_the_window_is_link_bound():
-    by_name = {a.aim: a for a in bench_window.aims(window_summary(45.8), "m", "c")}
+    by_name = {a.aim: a for a in window_aims.aims(window_summary(45.8), "m", "c")}
     assert by_name["link use from b_1 to the end of verification, m, 24 GB"].met is False
     assert by_name["window over (cold start + bound), m, 24 GB"].met is True
-    loose = {a.aim: a for a in bench_window.aims(window_summary(30.0), "m", "c")}
+    loose = {a.aim: a for a in window_aims.aims(window_summary(30.0), "m", "c")}
     assert loose["link use from b_1 to the end of verification, m, 24 GB"].met is None
 
 
 def test_differences_of_a_budget_are_one_aim_and_compared_switches_none():
-    found = bench_window.aims(window_summary(45.8), "m", "c")
+    found = window_aims.aims(window_summary(45.8), "m", "c")
     differences = [a for a in found if a.aim.startswith("tokens, logits")]
     assert [(a.value, a.met) for a in differences] == [(3.0, False)]
-    assert not bench_window.aims(window_summary(45.8, "24 GB not staged"), "m", "c")
+    assert not window_aims.aims(window_summary(45.8, "24 GB not staged"), "m", "c")
 
 
 def test_every_other_bench_writes_its_aims():

@@ -26,13 +26,13 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from scripts.gpu.engine_probes import fill
 from scripts.gpu.random_weights import random_model
 from specter_core.assembly import build_engine
 from specter_core.engine import SpecterEngine
-from specter_core.memory.link import Priority
 from specter_core.opening import LoadedModel
 from specter_core.options import EngineOptions
-from specter_core.types import ExpertKey, Request, WindowStats
+from specter_core.types import Request, WindowStats
 
 BOTH_WAYS_TOKENS = 64
 BUDGETS_GB = {"deepseek_v2_lite": (24.0, 18.0), "qwen1.5_moe": (20.0, 16.0), "qwen15_moe": (20.0, 16.0)}
@@ -195,16 +195,6 @@ class Bench:
     def _clear(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()
-
-
-def fill(engine: SpecterEngine, experts: int) -> None:
-    """Every expert into its slot."""
-    cache, loader = engine.experts.cache, engine.experts.loader
-    for layer in range(len(engine.slots.slots_per_layer)):
-        absent = [e for e in range(experts) if cache.lookup(ExpertKey(layer, e)) is None]
-        for expert, slot in zip(absent, cache.free_slots(layer), strict=False):
-            loader.load(ExpertKey(layer, expert), slot, Priority.PREFETCH)
-    loader.drain()
 
 
 def kernel_shares(engine: SpecterEngine, request: Request) -> Iterator[tuple[float, int, str]]:
