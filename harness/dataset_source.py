@@ -10,6 +10,7 @@ from harness import assets, datasets
 from harness.datasets import PromptText
 from harness.prompts import BenchPrompt
 from harness.system import ModelSpec
+from harness.weights_in_memory import is_in_memory
 from specter_core.errors import UserError
 
 WARMUP = "The ferry left the harbour at dawn with two lorries, a dozen cyclists and a crate of oranges. "
@@ -28,7 +29,7 @@ class DatasetSource:
         return datasets.absent(dataset, assets.dataset_root(dataset))
 
     def select(self, model: ModelSpec, dataset: str, prefix_tokens: int) -> list[BenchPrompt]:
-        key = (model.path, dataset, prefix_tokens)
+        key = (_place(model), dataset, prefix_tokens)
         if key not in self._selected:
             if dataset not in self._texts:
                 self._texts[dataset] = datasets.load_texts(dataset, assets.dataset_root(dataset))
@@ -47,9 +48,23 @@ class DatasetSource:
         return BenchPrompt("warmup", "warmup", "warmup", tuple(ids[:prefix_tokens]))
 
     def _encoder(self, model: ModelSpec) -> Callable[[str], Sequence[int]]:
-        if model.path not in self._encoders:
-            self._encoders[model.path] = load_encoder(Path(model.path))
-        return self._encoders[model.path]
+        place = _place(model)
+        if place not in self._encoders:
+            self._encoders[place] = _in_memory(model) if is_in_memory(model) else load_encoder(Path(model.path))
+        return self._encoders[place]
+
+
+def _place(model: ModelSpec) -> str:
+    """Models of one folder have one tokenizer."""
+    return model.path or model.name
+
+
+def _in_memory(model: ModelSpec) -> Callable[[str], Sequence[int]]:
+    from harness.synthetic.text import byte_tokenizer
+
+    assert model.shape is not None, model.name
+    tokenizer = byte_tokenizer(model.shape.vocab_size)
+    return lambda text: tokenizer.encode(text).ids
 
 
 def load_encoder(folder: Path) -> Callable[[str], Sequence[int]]:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.catalogue import ROOT
@@ -47,6 +48,13 @@ def open_in_memory(
     assert model.store is not None, "the harness fills the store before a worker starts"
     spec = spec_for(model.name)
     return open_synthetic(spec, device, model.store, need_draft=need_draft, fused=fused, encoding=encoding)
+
+
+def open_written(model: ModelSpec, device: str, *, encoding: str = "plain") -> LoadedModel:
+    """A synthetic checkpoint in a folder that has no draft: with the draft that it has in memory."""
+    from harness.synthetic import open_written as opened
+
+    return opened(Path(model.path), device, model.store, encoding=encoding)
 
 
 @contextmanager

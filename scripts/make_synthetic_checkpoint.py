@@ -1,9 +1,10 @@
 """Writes a synthetic checkpoint in Hugging Face format: python scripts/make_synthetic_checkpoint.py model=qwen15_moe
 
-config.json, model-0000N-of-0000M.safetensors of at most 5 GB, model.safetensors.index.json and synthetic.json (seed,
-knobs, hash, kind of device) go to .work/synthetic/MODEL or --output. Tensors are made one after the other, on the GPU
-where there is one; host memory for one shard is enough. Engines of this repository need no such folder: they make the
-same weights in memory. A draft beside it: initialization/quantize_draft.py --method rtn.
+config.json, model-0000N-of-0000M.safetensors of at most 5 GB, model.safetensors.index.json, tokenizer.json (of bytes,
+harness/synthetic/text.py; --tokenizer FILE: another) and synthetic.json (seed, knobs, hash, kind of device) go to
+.work/synthetic/MODEL or --output. Tensors are made one after the other, on the GPU where there is one; host memory for
+one shard is enough. Engines of this repository need no such folder: they make the same weights in memory. A draft
+beside it: initialization/quantize_draft.py --method rtn; without one, runs round to nearest when they load.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from safetensors.torch import save_file
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.synthetic import SyntheticSpec, spec_for, tensor_names, tensors
+from harness.synthetic.text import byte_tokenizer
 from specter_core.errors import UserError
 from specter_core.model.families import family_named
 
@@ -39,20 +41,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--shard-bytes", type=int, default=SHARD_BYTES)
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json; default: one of bytes")
     options = parser.parse_args(argv)
     name = options.model.removeprefix("model=")
     try:
         spec = spec_for(name, seed=options.seed)
-        write(spec, options.output or ROOT / ".work" / "synthetic" / name, options.device, options.shard_bytes)
+        folder = options.output or ROOT / ".work" / "synthetic" / name
+        write(spec, folder, options.device, options.shard_bytes, options.tokenizer)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def write(spec: SyntheticSpec, folder: Path, device: str, shard_bytes: int = SHARD_BYTES) -> None:
+def write(
+    spec: SyntheticSpec, folder: Path, device: str, shard_bytes: int = SHARD_BYTES, tokenizer: Path | None = None
+) -> None:
     """The checkpoint, complete or not at all: it is made beside its place and renamed. UserError: too little room on
-    the disk, or a folder that is there already."""
+    the disk, a folder that is there already, or a tokenizer file that is not."""
+    text = _tokenizer(spec, tokenizer)
     sizes = _sizes(spec)
     total = sum(sizes.values())
     if folder.exists():
@@ -94,7 +101,17 @@ def write(spec: SyntheticSpec, folder: Path, device: str, shard_bytes: int = SHA
         ("synthetic.json", card),
     ):
         (partial / file).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    (partial / "tokenizer.json").write_text(text, encoding="utf-8")
     partial.rename(folder)
+
+
+def _tokenizer(spec: SyntheticSpec, file: Path | None) -> str:
+    if file is None:
+        return byte_tokenizer(spec.model_config.vocab_size).to_str()
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--tokenizer {file}: {error.strerror}; name the model's tokenizer.json") from error
 
 
 def _sizes(spec: SyntheticSpec) -> dict[str, int]:

@@ -134,7 +134,7 @@ def test_the_draft_is_rounded_to_nearest_and_says_so():
         assert bool(((rounded - gate).abs() <= 0.51 * step).all())
         error = float((rounded - gate).norm() / gate.norm())
         assert 0.09 < error < 0.14  # a Gaussian group of 128 at absmax / 7
-        noisy = draft_from_store(spec, model.store, "cpu", noise=1.0)
+        noisy = draft_from_store(model.store, "cpu", noise=1.0)
         assert noisy.card["noise"] == 1.0 and not torch.equal(noisy.down.codes, model.draft.down.codes)
 
 

@@ -5,7 +5,7 @@ tokens, source.py for what layers share, experts.py for the routed experts and s
 """
 
 from harness.synthetic.experts import Expert, expert, expert_layer
-from harness.synthetic.model import build_decoder, open_synthetic, tensor_names, tensors
+from harness.synthetic.model import build_decoder, open_synthetic, open_written, tensor_names, tensors
 from harness.synthetic.spec import Knobs, SyntheticSpec, spec_for
 from harness.synthetic.store import check_host_memory, create_store, draft_from_store, draft_layers, fill_store
 
@@ -22,6 +22,7 @@ __all__ = [
     "expert_layer",
     "fill_store",
     "open_synthetic",
+    "open_written",
     "spec_for",
     "tensor_names",
     "tensors",

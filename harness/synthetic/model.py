@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -20,7 +21,7 @@ from specter_core.model.decoder import Decoder, ops_for
 from specter_core.model.families import family_named
 from specter_core.model.norm import load_norm
 from specter_core.model.tensor_source import TensorSource
-from specter_core.opening import COMPUTE_DTYPES, LoadedModel
+from specter_core.opening import COMPUTE_DTYPES, LoadedModel, open_model
 from specter_core.types import ExpertKey
 
 if TYPE_CHECKING:
@@ -75,16 +76,40 @@ def open_synthetic(
         if not store.ready:
             fill_store(spec, store, target, locked=True)
         model = LoadedModel(build_decoder(spec, target), store, None, runtime=runtime)
-        if encoding == "nested":
-            nest(model, spec, target, noise=noise)
-        elif need_draft:
-            _add_draft(model, spec, target, fused, noise)
+        if need_draft or encoding == "nested":
+            add_draft(model, target, encoding=encoding, fused=fused, noise=noise)
     except BaseException:
         if runtime:
             runtime.close()
         store.discard()
         raise
     return model
+
+
+def open_written(
+    folder: Path, device: str, store_handle: StoreHandle | None = None, *, encoding: str = "plain"
+) -> LoadedModel:
+    """A written checkpoint, which has no draft beside it, with the draft that the same weights have in memory."""
+    model = open_model(folder, device=device, store=store_handle, need_draft=False)
+    try:
+        if model.runtime:
+            model.runtime.register(model.store.segment)
+        add_draft(model, torch.device(device), encoding=encoding)
+    except BaseException:
+        model.close()
+        raise
+    return model
+
+
+def add_draft(
+    model: LoadedModel, target: torch.device, *, encoding: str, fused: bool = True, noise: float = 0.0
+) -> None:
+    """Fills in the draft of a model that was opened plain without one, made from its store, which is page-locked where
+    target is a CUDA device. The rest as for `open_synthetic`."""
+    if encoding == "nested":
+        nest(model, target, noise=noise)
+    else:
+        _add_draft(model, target, fused, noise)
 
 
 def tensor_names(spec: SyntheticSpec) -> list[str]:
@@ -116,13 +141,13 @@ def tensors(spec: SyntheticSpec, device: torch.device | str) -> Iterator[tuple[s
         yield name, pending.pop(0) if pending else source.get(name)
 
 
-def _add_draft(model: LoadedModel, spec: SyntheticSpec, target: torch.device, fused: bool, noise: float) -> None:
+def _add_draft(model: LoadedModel, target: torch.device, fused: bool, noise: float) -> None:
     if model.runtime is None or not fused:
-        model.draft = draft_from_store(spec, model.store, target, noise=noise, locked=True)
+        model.draft = draft_from_store(model.store, target, noise=noise, locked=True)
         return
     from specter_core.draft.kernels.block_path import BlockExpertPath
 
-    config = spec.model_config
+    config = model.decoder.config
     layers = draft_layers(model.store, target, noise=noise)
     path = BlockExpertPath.from_layers(
         layers, config.hidden, config.expert_width, config.top_k, target, pdl=model.runtime.pdl

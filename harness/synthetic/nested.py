@@ -6,27 +6,26 @@ import sys
 
 import torch
 
-from harness.synthetic.spec import SyntheticSpec
 from harness.synthetic.store import draft_from_store, draft_layers
 from specter_core.draft.int4 import Int4Matrix
 from specter_core.nested.nesting import nested_store, new_report, sanitised_layer, write_nested
 from specter_core.opening import LoadedModel
 
 
-def nest(model: LoadedModel, spec: SyntheticSpec, target: torch.device, *, noise: float = 0.0) -> None:
+def nest(model: LoadedModel, target: torch.device, *, noise: float = 0.0) -> None:
     """Fills in the draft and puts a store of residuals, which this process owns, in the place of the plain one.
 
     On CUDA draft and residuals are made on the device, layer by layer. Payloads carry no CRC, as the plain ones.
     """
     plain = model.store
     if model.runtime is None:
-        model.draft = draft_from_store(spec, plain, target, noise=noise, locked=True)
+        model.draft = draft_from_store(plain, target, noise=noise, locked=True)
         model.store, report = nested_store(plain, model.draft, device=target, checksum=False)
     else:
         from specter_core.draft.kernels.layout import GemvMatrix, canonical
         from specter_core.draft.kernels.path import FusedExpertPath
 
-        config, report = spec.model_config, new_report(plain)
+        config, report = model.decoder.config, new_report(plain)
         made = enumerate(draft_layers(plain, target, noise=noise))
         path = FusedExpertPath.from_layers(
             (sanitised_layer(plain, layer, codes, report, device=target) for layer, codes in made),

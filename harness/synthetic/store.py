@@ -106,11 +106,10 @@ def draft_layers(
 
 
 def draft_from_store(
-    spec: SyntheticSpec, store: HostExpertStore, device: torch.device | str, *, noise: float = 0.0, locked: bool = False
+    store: HostExpertStore, device: torch.device | str, *, noise: float = 0.0, locked: bool = False
 ) -> DraftExperts:
     """The whole draft in canonical layout, on the CPU; its layers are rounded on the device. kind "rtn". locked: as for
     `fill_store`."""
-    assert store.layout == spec.layout, (store.layout, spec.layout)
     with nullcontext() if locked else page_locked(store, device):
         layers = [tuple(_on_cpu(m) for m in layer) for layer in draft_layers(store, device, noise=noise)]
     gate_up, down = (

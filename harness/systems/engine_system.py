@@ -13,7 +13,7 @@ from harness.engine_records import records
 from harness.system import MemorySpec, ModelSpec, RequestRecord
 from harness.systems import device_memory
 from harness.systems.probe import RequestProbe
-from harness.weights_in_memory import is_in_memory, open_in_memory
+from harness.weights_in_memory import is_in_memory, open_in_memory, open_written
 from specter_core.assembly import build_engine, fixed_parts
 from specter_core.engine import SpecterEngine
 from specter_core.errors import UserError
@@ -133,6 +133,9 @@ def open_weights(wanted: Opened) -> LoadedModel:
     model = wanted.model
     if is_in_memory(model):
         return open_in_memory(model, wanted.device, need_draft=wanted.with_draft, encoding=wanted.encoding)
+    needs_draft = wanted.with_draft or wanted.encoding == "nested"
+    if model.weights == "synthetic" and model.draft_path is None and needs_draft:
+        return open_written(model, wanted.device, encoding=wanted.encoding)
     return open_model(
         Path(model.path),
         None if model.draft_path is None else Path(model.draft_path),
