@@ -17,6 +17,7 @@ from specter_core.errors import UserError
 
 NAME = "depths.json"
 BESIDE = "beside"
+DEFAULT = "default"
 KEYS = list(DepthKey._fields)
 
 
@@ -51,12 +52,32 @@ def report(choices: list[Choice]) -> list[str]:
 
 
 def choose(rows: pd.DataFrame) -> list[Choice]:
-    """rows: checked records of a depth sweep. The mean over the datasets' means (by label) of the prompts' means, as
-    the figure draws it; only depths at which every prompt of the setting was measured count, and of several variants
-    the default."""
+    """What depths.json is to hold. rows: checked records of a depth sweep, of which those of Specter's default variant
+    count; without any those of the only variant there is, and of several others none."""
+    variants = _by_variant(rows)
+    usual = _usual(variants)
+    return _choices(variants[usual]) if usual in variants else []
+
+
+def beside(rows: pd.DataFrame) -> list[str]:
+    """One line per setting of every variant that `choose` leaves out: reported, never written."""
+    variants = _by_variant(rows)
+    others = {variant: own for variant, own in variants.items() if variant != _usual(variants)}
+    return [f"variant {v}, not written: {choice.line()}" for v, own in others.items() for choice in _choices(own)]
+
+
+def _usual(variants: dict[str, pd.DataFrame]) -> str:
+    return DEFAULT if DEFAULT in variants or len(variants) != 1 else next(iter(variants))
+
+
+def _by_variant(rows: pd.DataFrame) -> dict[str, pd.DataFrame]:
     rows = rows[(rows["status"] == "ok") & (rows["system"] == "specter") & (rows["K"] > 0) & rows["tpot_ms"].notna()]
-    default = rows["variant"] == "default"
-    rows = rows[default] if default.any() else rows
+    return {str(variant): own for variant, own in rows.groupby("variant")}
+
+
+def _choices(rows: pd.DataFrame) -> list[Choice]:
+    """Of one variant. The mean over the datasets' means (by label) of the prompts' means, as the figure draws it; only
+    depths at which every prompt of the setting was measured count."""
     found = []
     for key, block in rows.groupby(KEYS, sort=False):
         prompts = block.groupby(["K", "label", "prompt_id"])["tpot_ms"].mean()

@@ -126,9 +126,8 @@ def finish(config: RunConfig, plan: RunPlan, out: Path, *, new: int) -> dict[str
     rows = frame.load(out / "records.csv", plan.hashes)
     summary = summarise(rows)
     write_csv(out / "summary.csv", summary)
-    if config.sweep == "depth" and (choices := depth_file.choose(rows)):
-        depth_file.write(out / depth_file.NAME, choices)
-        print("\n".join([*depth_file.report(choices), f"written to {shown(out / depth_file.NAME)}"]), file=sys.stderr)
+    if config.sweep == "depth":
+        _choose_depths(rows, out / depth_file.NAME)
     figures = draw(config.figures, rows, out)
     ok = rows[rows["status"] == "ok"]
     specter = ok[ok["system"] == "specter"]["exact_match"].dropna()
@@ -143,6 +142,14 @@ def finish(config: RunConfig, plan: RunPlan, out: Path, *, new: int) -> dict[str
         "device": plan.device,
         "figures": figures,
     }
+
+
+def _choose_depths(rows: pd.DataFrame, path: Path) -> None:
+    lines = depth_file.beside(rows)
+    if choices := depth_file.choose(rows):
+        depth_file.write(path, choices)
+        lines = [*depth_file.report(choices), f"written to {shown(path)}", *lines]
+    print("".join(f"{line}\n" for line in lines), end="", file=sys.stderr)
 
 
 def draw(figures: Iterable[str], rows: pd.DataFrame, out: Path) -> list[str]:

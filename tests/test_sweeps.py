@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pandas as pd
 import pytest
 from harness_fixture import TESTS, plan, raw_config, run
 from records_fixture import LABELS, row
@@ -86,6 +87,19 @@ def test_k_is_chosen_by_mean_tpot_of_the_depths_that_every_prompt_has():
     rows = depth_rows()
     assert depth_file.choose(rows[(rows["K"] != 8) | (rows["label"] == "C4")])[0].depth == 16
     assert depth_file.choose(depth_rows(acceptance=1.0))[0].expected == float("inf")
+
+
+def test_rows_of_other_variants_change_no_k_and_are_reported_beside():
+    own = depth_rows()
+    paper = own.assign(variant="paper", tpot_ms=own["tpot_ms"] / own["K"] ** 2)  # whose best K is another
+    both = pd.concat([own, paper], ignore_index=True)
+    assert depth_file.choose(paper)[0].depth == 16
+    assert depth_file.choose(both) == depth_file.choose(own) and depth_file.choose(own)[0].depth == 8
+    (line,) = depth_file.beside(both)
+    assert line.startswith("variant paper, not written: ") and "K = 16" in line
+    assert depth_file.beside(own) == depth_file.beside(paper) == []
+    neither = both.assign(variant=both["variant"].replace("default", "nested"))
+    assert depth_file.choose(neither) == [] and len(depth_file.beside(neither)) == 2
 
 
 def test_a_chosen_k_serves_runs_beside_it_where_the_setting_is_the_same(tmp_path):
