@@ -76,7 +76,7 @@ def _panel(axis: Axes, panel: pd.DataFrame) -> float:
     table = relative(panel)
     tpot = stats.average(panel, ["variant"]).set_index("variant")["mean"]
     at = np.arange(len(table))
-    specter = next(s.colour for s in style.systems(panel))
+    specter = style.systems(panel[panel["variant"] == table["variant"].iloc[0]])[0].colour
     colours = [specter] + [style.QUIET] * (len(table) - 1)
     axis.barh(at, table["ratio"], color=colours, height=0.7)
     axis.errorbar(table["ratio"], at, xerr=table["error"], fmt="none", ecolor="#222222", elinewidth=0.8, capsize=2)

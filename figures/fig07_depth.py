@@ -15,17 +15,18 @@ NAME = "fig07_depth"
 FREE = ("K",)
 
 
-def figure(rows: pd.DataFrame) -> Figure:
-    """rows: records of Specter at several K. One panel per (model, memory): a thin line per dataset, a thick one with
-    standard errors for their average, the K of least average TPOT circled, the paper's K dotted. The panel's note gives
-    the mean acceptance a, E[A] = a/(1 - a) and the chosen K."""
+def figure(rows: pd.DataFrame, system: str = sweeps.MAIN) -> Figure:
+    """rows: records of Specter (system: or of sweeps.NESTED) at several K. One panel per (model, memory): a thin line
+    per dataset, a thick one with standard errors for their average, the K of least average TPOT circled, the paper's K
+    dotted. The panel's note gives the mean acceptance a, E[A] = a/(1 - a) and the chosen K."""
     with style.look():
-        return _draw(sweeps.depth(rows))
+        return _draw(sweeps.depth(rows, 2, system))
 
 
 def best(rows: pd.DataFrame) -> pd.DataFrame:
-    """Columns model, memory, K, mean, error: the depth of least mean TPOT (ties: the smaller K)."""
-    table = stats.average(sweeps.depth(rows), ["model", "memory", "K"])
+    """rows: of `sweeps.depth`. Columns model, memory, K, mean, error: the depth of least mean TPOT (ties: the smaller
+    K)."""
+    table = stats.average(rows, ["model", "memory", "K"])
     table = table.sort_values(["mean", "K"])
     return table.groupby(["model", "memory"], sort=False).head(1).reset_index(drop=True)
 
@@ -37,7 +38,7 @@ def _draw(rows: pd.DataFrame) -> Figure:
         for model in style.models(rows)
     ]
     panels = [panel for panel in panels if len(panel[2])]
-    columns = min(3, len(panels))
+    columns = 2 if len(panels) == 4 else min(3, len(panels))
     lines = -(-len(panels) // columns)
     width = style.TEXT_WIDTH_IN * (0.58 if columns == 1 else 0.8 if columns == 2 else 1)
     fig = Figure(figsize=(width, 0.85 + 2.05 * lines), layout="constrained")
@@ -55,7 +56,8 @@ def _draw(rows: pd.DataFrame) -> Figure:
     fig.legend(
         handles.values(), handles.keys(), loc="outside upper center", ncols=4 if columns < 3 else 8, frameon=False
     )
-    style.finish(fig, rows)
+    experts = "; experts nested" if (rows["system"] == sweeps.NESTED).all() else ""
+    style.stamp(fig, style.caption(rows) + experts, bool((rows["device"] == "cpu").any()))
     return fig
 
 

@@ -94,6 +94,7 @@ def curves(
     if cut and len(table):
         top = ceiling(table.set_index(["system", column]))
         axis.set_ylim(0, top)
+        axis.margins(x=0.1)  # room for values at both ends
         _beyond(axis, table[table["mean"] > top], column, place, {s.system: s.colour for s in systems}, top)
     elif len(table) and table["mean"].max() > FAR * table["mean"].min() > 0:
         axis.set_yscale("log")

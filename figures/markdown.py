@@ -16,7 +16,7 @@ from typing import NamedTuple
 import pandas as pd
 from matplotlib.figure import Figure
 
-from figures import memory, redraw, results, stats, style, sweeps
+from figures import looks, memory, redraw, results, stats, style, sweeps
 from figures.scale import shown
 
 MARK = re.compile(r"(?P<mark><!-- (?P<kind>table|figure): (?P<name>[a-z]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
@@ -44,18 +44,13 @@ def _absent(every: pd.DataFrame, rows: pd.DataFrame) -> str:
     there = set(rows[keys].itertuples(index=False, name=None))
     new = [key not in there for key in bad[keys].itertuples(index=False, name=None)]
     bad = bad[pd.Series(new, index=bad.index, dtype=bool)].drop_duplicates(keys)
-    looks = _labels(bad)
+    called = looks.labels(bad, rows["system"])
     lines = []
     for (system, status, reason), block in bad.fillna({"reason": ""}).groupby(["system", "status", "reason"]):
         places = [f"{style.model_label(r.model)} {r.memory} {r.link}" for r in block.itertuples()]
         why = reason.removeprefix("not measured").lstrip(":, ") if status == "not_run" else f"{status}: {reason}"
-        lines.append(f"- {looks.get(system, system)} ({'; '.join(places)}): {why}")
+        lines.append(f"- {called.get(system, system)} ({'; '.join(places)}): {why}")
     return "Not measured:\n\n" + "\n".join(lines) if lines else ""
-
-
-def _labels(rows: pd.DataFrame) -> pd.Series:
-    """System -> how it is called."""
-    return rows.drop_duplicates("system").set_index("system")["system_label"].dropna()
 
 
 def _comparison(rows: pd.DataFrame) -> str:
@@ -69,6 +64,7 @@ def _comparison(rows: pd.DataFrame) -> str:
     prompts = {key: stats.per_prompt(own) for key, own in rows.groupby(["system", "model", "memory"])}
     table = stats.average(rows, ["system", "model", "memory"]).set_index(["system", "model", "memory"])
     best = table.groupby(["model", "memory"])["mean"].min()
+    base = sweeps.MAIN if sweeps.MAIN in set(rows["system"]) else sweeps.NESTED
     body, both = [], False
     for system in systems:
         line = [system.label]
@@ -80,13 +76,15 @@ def _comparison(rows: pd.DataFrame) -> str:
             value = table.loc[key]
             text = shown(value["mean"]) + (f" ± {value['error']:.2g}" if value["error"] > 0 else "")
             text = f"**{text}**" if value["mean"] == best[cell] else text
-            own = (sweeps.MAIN, *cell)
-            other = system.system != sweeps.MAIN and own in table.index
+            own = (base, *cell)
+            other = system.system != base and own in table.index
             both |= other
             line.append(text + (_multiple(prompts[key], prompts[own]) if other else ""))
         body.append(line)
     head = ["TPOT, ms", *(f"{style.model_label(model)}, {memory}" for model, memory in cells)]
-    multiple = " (…x): TPOT over Specter's, geometric mean over common prompts, 95 % interval." if both else ""
+    label = looks.labels(rows).get(base, base)
+    whose = f"{label}'s" if label.isalpha() else f"that of {label}"
+    multiple = f" (…x): TPOT over {whose}, geometric mean over common prompts, 95 % interval." if both else ""
     return f"{grid(head, body)}\n{style.caption(rows)}.{multiple}{_remarks(rows)}\n"
 
 
@@ -104,13 +102,13 @@ def _remarks(rows: pd.DataFrame) -> str:
     target's; a sentence each, or nothing."""
     said = {"beyond its budget": rows["within_budget"].eq(False), "not exact": rows["exact_match"].eq(False)}
     sentences = []
-    looks = _labels(rows)
+    called = looks.labels(rows)
     for what, flagged in said.items():
         cells = []
         for (system, model, setting), own in rows[flagged].groupby(["system", "model", "memory"], sort=False):
             most = own["peak_device_bytes"].max() / 1e9
             used = f", {most:.1f} of {own['budget_bytes'].max() / 1e9:g} GB" if what.startswith("beyond") else ""
-            cells.append(f"{looks.get(system, system)} ({style.model_label(model)}, {setting}{used})")
+            cells.append(f"{called.get(system, system)} ({style.model_label(model)}, {setting}{used})")
         if cells:
             sentences.append(f" {what[0].upper()}{what[1:]}: {'; '.join(cells)}.")
     return "".join(sentences)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pandas as pd
 from matplotlib.figure import Figure
 
-from figures import lines, style, sweeps
+from figures import lines, looks, style, sweeps
 
 NAME = "memory"
 FREE = ("memory", "budget_bytes")
@@ -51,7 +51,7 @@ def beside(every: pd.DataFrame, drawn: pd.DataFrame) -> pd.DataFrame:
 def absent(every: pd.DataFrame, drawn: pd.DataFrame, unit: str, size: float) -> list[str]:
     """One text per model and status: which systems at which budgets."""
     bad = beside(every, drawn)
-    labels = bad.drop_duplicates("system").set_index("system").get("system_label", pd.Series(dtype=object)).dropna()
+    labels = looks.labels(bad, drawn["system"])
     texts = []
     for model in style.models(drawn):
         own = bad[bad["model"] == model]

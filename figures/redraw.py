@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ from figures import (
     fig15_batch,
     fig16_working_set,
     io,
+    looks,
     memory,
     prefix,
     results,
@@ -86,6 +88,21 @@ def gather(found: results.Results, sweep: str) -> pd.DataFrame:
     if sweep == "batch" and blocks:
         return sweeps.asked(rows)
     return sweeps.over_budgets(rows, gather(found, "main")) if sweep == "memory" else rows
+
+
+def _depth(found: results.Results) -> list[Drawing]:
+    """Of folders named after the sweep two depths are enough. Nested experts have a figure of their own."""
+    drawings = []
+    for system, word in ((sweeps.MAIN, ""), (sweeps.NESTED, f"-{looks.NESTED}")):
+        blocks = [
+            sweeps.depth(rows, 2 if folder.split("/")[-1].startswith("depth") else 3, system)
+            for folder, rows in found.records.items()
+        ]
+        rows = pd.concat(filled, ignore_index=True) if (filled := [b for b in blocks if len(b)]) else pd.DataFrame()
+        for suffix, block in sweeps.settings(rows) if len(rows) else ():
+            draw = partial(fig07_depth.figure, block, system)
+            drawings.append(Drawing(fig07_depth.NAME + suffix + word, draw))
+    return drawings
 
 
 def budgets(found: results.Results) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -167,8 +184,8 @@ def _working_set(found: results.Results) -> list[Drawing]:
 
 FIGURES: dict[str, tuple[Plan, str]] = {
     fig07_depth.NAME: (
-        _records(fig07_depth.NAME, fig07_depth.figure, "depth", None),
-        "records of Specter at three or more depths (python run.py sweep=depth)",
+        _depth,
+        "records of Specter at three or more depths, two in a folder depth* (python run.py sweep=depth)",
     ),
     fig08_iteration.NAME: (
         _traces(fig08_iteration.NAME, fig08_iteration.figure, ["expertwise"]),

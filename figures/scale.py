@@ -20,5 +20,5 @@ def ceiling(table: pd.DataFrame) -> float:
 
 
 def shown(value: float) -> str:
-    """Three digits, and no exponent."""
-    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+    """Three digits, zeros among them, and no exponent."""
+    return f"{value:#.3g}".rstrip(".") if value < 999.5 else f"{value:.0f}"

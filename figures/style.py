@@ -11,6 +11,8 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.figure import Figure
 
+from figures import looks
+
 LABELS = ("GK", "WT", "HE", "GP", "C4", "AVG")
 WATERMARK = "CPU run: checks behaviour, not GPU performance"
 DUMMY = "dummy weights"
@@ -68,13 +70,13 @@ def systems(rows: pd.DataFrame) -> list[SystemStyle]:
     system_order and system_figure (figures/looks.py) say how; a system without them gets a fallback colour by
     name."""
     table = rows.drop_duplicates("system").set_index("system")
+    called = looks.labels(rows)
     names = sorted(table.index, key=lambda s: (_of(table, s, "system_order", 99), s))
     styles = []
     for number, name in enumerate(names):
         if _of(table, name, "system_figure", True):
             colour = _of(table, name, "system_colour", FALLBACK[number % len(FALLBACK)])
-            label = str(_of(table, name, "system_label", name))
-            remarks = _remarks(rows, name)
+            label, remarks = called.get(name, name), _remarks(rows, name)
             label = f"{label} ({', '.join(remarks)})" if remarks else label
             styles.append(SystemStyle(name, label, colour, "////" if DUMMY in remarks else ""))
     return styles

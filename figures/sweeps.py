@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 
 import pandas as pd
 
-from figures.looks import SUFFIX, usual_variant
+from figures.looks import PAPER_SUFFIX, SUFFIX, usual_variant
 from figures.style import MEMORIES, shown
 
 MAIN = "specter"
-SPECULATIVE = (MAIN, MAIN + SUFFIX)
+NESTED, PAPER = MAIN + SUFFIX, MAIN + PAPER_SUFFIX
+SPECULATIVE = (MAIN, NESTED, PAPER)
 BUDGETS = 3  # memory settings that make a sweep over budgets; the main run has two
 FULL_SIZE = ("high", "low")
 SIZE = r"[0-9.]+ GB"
@@ -25,13 +26,13 @@ def measured(rows: pd.DataFrame) -> pd.DataFrame:
     return shown(rows[(rows["status"] == "ok") & rows["tpot_ms"].notna()])
 
 
-def depth(rows: pd.DataFrame) -> pd.DataFrame:
-    """Specter at three or more depths K > 0, everything else equal."""
+def depth(rows: pd.DataFrame, least: int = 3, system: str = MAIN) -> pd.DataFrame:
+    """Specter (system: or NESTED) at so many depths K > 0 or more, everything else equal."""
     rows = measured(rows)
     if rows.empty:
         return rows
-    rows = main_variant(rows[(rows["system"] == MAIN) & (rows["K"] > 0)])
-    return _varying(rows, "K", 3, ["model", "memory", "weights", "link", "device", "B", "prefix_len"])
+    rows = main_variant(rows[(rows["system"] == system) & (rows["K"] > 0)])
+    return _varying(rows, "K", least, ["model", "memory", "weights", "link", "device", "B", "prefix_len"])
 
 
 def batch(rows: pd.DataFrame) -> pd.DataFrame:
@@ -85,6 +86,7 @@ def ablation(rows: pd.DataFrame) -> pd.DataFrame:
     if rows.empty:
         return rows
     rows = rows[rows["system"].isin(SPECULATIVE) & (rows["K"] > 0)]
+    rows = rows.assign(system=rows["system"].replace(PAPER, MAIN))
     default = rows["variant"] == usual_variant(MAIN)
     if (default & (rows["system"] != MAIN)).any():
         rows = rows[~default | (rows["system"] != MAIN)].assign(system=MAIN)

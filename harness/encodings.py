@@ -9,7 +9,6 @@ from typing import Any
 
 from harness.config import ModelEntry, SystemEntry
 from harness.system import ModelSpec
-from harness.weights_in_memory import is_in_memory
 from specter_core.options import ENCODINGS, resolve_encoding
 
 OPTION = "encoding"
@@ -42,7 +41,7 @@ def _resolve(
     if spec is None:
         dtype, draft = model.shape.dtype if model.shape else "", True
     else:
-        dtype, draft = spec.dtype, spec.draft_path is not None or is_in_memory(spec)
+        dtype, draft = spec.dtype, spec.draft_path is not None or spec.weights == "synthetic"  # rounded when loaded
     variant = str(options.get("variant", "default"))
     return resolve_encoding(wanted, device=device, dtype=dtype, with_draft=draft and depth > 0, variant=variant)
 

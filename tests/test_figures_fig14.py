@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import matplotlib.colors
+import numpy as np
 import pandas as pd
 import pytest
 from records_fixture import TPOT_MS, main_run, row
@@ -50,6 +51,19 @@ def test_bar_heights_are_the_means_of_the_records(tmp_path):
     drawn = bars(fig.axes[0])[style.FALLBACK[0].lower()]
     assert drawn[:5] == pytest.approx([by_label[x] for x in style.LABELS[:5]])
     assert drawn[5] == pytest.approx(by_label.mean())
+
+
+def test_a_mean_of_one_prompt_has_no_whisker(tmp_path):
+    few = [row(label="GK", prompt_id="p1", tpot_ms=10.0), row(label="C4", prompt_id="p2", tpot_ms=20.0)]
+    more = [*few, row(label="C4", prompt_id="p3", tpot_ms=24.0)]
+    whiskers = []
+    for name, rows in (("few", few), ("more", more)):
+        (tmp_path / name).mkdir()
+        axis = fig14_tpot.figure(io.read_records(write(tmp_path / name, rows))).axes[0]
+        lines = [s for c in axis.collections if hasattr(c, "get_segments") for s in c.get_segments() if len(s)]
+        whiskers.append([ends for ends in (np.array(line)[:, 1] for line in lines) if np.isfinite(ends).all()])
+    assert whiskers[0] == []
+    assert [list(ends) for ends in whiskers[1]] == [pytest.approx([20, 24]), pytest.approx([15, 17])], "C4 and AVG"
 
 
 def test_a_system_far_above_all_others_is_cut_off_and_its_values_are_written(tmp_path):

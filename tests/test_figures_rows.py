@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
-from artifact_fixture import batch_rows, main_rows, row, write_all, write_records
+from artifact_fixture import batch_rows, depth_rows, main_rows, row, write_all, write_records
+from matplotlib.colors import to_rgb
 
 from figures import efficiency, fig14_tpot, io, memory, redraw, results, style, sweeps
 from harness import claims
@@ -189,11 +190,39 @@ def test_nested_experts_are_a_system_of_their_own_in_every_figure_and_in_no_clai
     found = results.read(tmp_path)
     looks = {s.label: s.colour for s in style.systems(found.records["main"])}
     assert looks["Specter (nested)"] not in [c for name, c in looks.items() if name != "Specter (nested)"]
-    assert list(looks)[:2] == ["Specter", "Specter (nested)"]
+    assert list(looks)[:2] == ["Specter (plain)", "Specter (nested)"]
     for draw in (fig14_tpot.figure(redraw.gather(found, "main")), memory.figure(redraw.gather(found, "memory"))):
         assert "Specter (nested)" in [t.get_text() for t in draw.legends[0].get_texts()]
     (claim,) = [c for c in load(claims.CLAIMS) if c.id == "tpot_phi35_moe_specter"]
     assert claims.evaluate([claim], found, draws=0)[0].value == pytest.approx(163.3, rel=0.02)
+
+
+def test_the_papers_switches_stand_beside_the_default_and_have_the_papers_mark(tmp_path):
+    rows = [r for r in main_rows() if r["model"] == "phi35_moe" and r["memory"] == "high"]
+    own = [r for r in rows if r["system"] == "specter"]
+    slow = {"variant": "paper", "config_hash": "paper"}
+    write_records(tmp_path / "main", rows + [r | slow | {"tpot_ms": r["tpot_ms"] * 1.5} for r in own])
+    drawn = redraw.gather(results.read(tmp_path), "main")
+    assert [s.label for s in style.systems(drawn)][:2] == ["Specter", "Specter (paper)"]
+    (axis,) = fig14_tpot.figure(drawn).axes
+    bars = [bar for bar in axis.patches if bar.get_facecolor()[:3] == to_rgb("#EFA27A")]
+    marks = [tuple(map(float, c.get_offsets()[0])) for c in axis.collections if len(c.get_offsets()) == 1]
+    assert (bars[-1].get_x() + bars[-1].get_width() / 2, 163.3) in [pytest.approx(mark) for mark in marks]
+    write_records(tmp_path / "alone", [r | slow for r in own])
+    assert set(results.read(tmp_path / "alone").all_records()["system_label"]) == {"Specter"}
+
+
+def test_two_depths_are_a_figure_in_a_folder_of_the_sweep_alone_and_nested_experts_have_their_own(tmp_path):
+    rows = [r for r in depth_rows() if r["K"] in (8, 16)]
+    nested = [r | {"variant": "nested", "encoding": "nested", "config_hash": r["config_hash"] + "n"} for r in rows]
+    write_records(tmp_path / "a" / "depth", rows + nested)
+    write_records(tmp_path / "b" / "main", rows)
+    plan, _ = redraw.FIGURES["fig07_depth"]
+    drawings = plan(results.read(tmp_path / "a"))
+    assert [d.name for d in drawings] == ["fig07_depth", "fig07_depth-nested"]
+    captions = [d.draw().get_supxlabel() for d in drawings]
+    assert [text.endswith("experts nested") for text in captions] == [False, True]
+    assert plan(results.read(tmp_path / "b")) == []
 
 
 def test_records_without_a_needed_column_are_named_and_left_out(tmp_path):

@@ -60,8 +60,24 @@ def test_nested_experts_and_paced_links_have_lines_and_tables_of_their_own(tmp_p
     )
     text = markdown.comparison(results.read(tmp_path))
     assert text.count("| TPOT, ms |") == 2
-    assert lines(text.split("\n\n")[0])["Specter (nested)"][1].endswith("(0.50x [0.50, 0.50])")
+    table = lines(text.split("\n\n")[0])
+    assert table["Specter (nested)"][1].endswith("(0.50x [0.50, 0.50])") and "Specter (plain)" in table
+    assert "(…x): TPOT over that of Specter (plain)" in text
     assert "- Specter (nested) (Qwen1.5-MoE high pcie4; Qwen1.5-MoE low pcie4): no time" in text
+
+
+def test_the_papers_switches_have_a_line_and_without_plain_rows_nested_ones_are_the_measure(tmp_path):
+    rows = [r for r in main_rows() if r["model"] == "qwen15_moe"]
+    own = [r for r in rows if r["system"] == "specter"]
+    paper = [r | {"variant": "paper", "config_hash": r["config_hash"] + "p", "tpot_ms": 2 * r["tpot_ms"]} for r in own]
+    nested = [r | {"encoding": "nested"} if r["system"] == "specter" else r for r in rows]
+    write_records(tmp_path / "plain", rows + paper)
+    write_records(tmp_path / "nested", nested + paper)
+    for name, base in (("plain", "Specter"), ("nested", "Specter (nested)")):
+        text = markdown.comparison(results.read(tmp_path / name))
+        table = lines(text)
+        assert table["Specter (paper)"][1].endswith("(2.00x [2.00, 2.00])") and "x" not in table[base][1]
+        assert len(table) == 2 + 9
 
 
 def test_rows_beyond_their_budget_or_inexact_are_flagged(tmp_path):
