@@ -82,8 +82,8 @@ def test_a_peak_between_two_laps_is_seen_and_counts_from_the_level_before():
 
 
 def test_without_an_energy_counter_power_is_integrated_and_said():
+    start = time.monotonic()  # the meter measures from its opening
     meter = opened(FakeNvml(energy=False))
-    start = time.monotonic()
     until(lambda: meter._samples > 20)
     lap = meter.lap()
     meter.close()
