@@ -79,7 +79,8 @@ def _panel(axis: Axes, panel: pd.DataFrame) -> float:
     specter = style.systems(panel[panel["variant"] == table["variant"].iloc[0]])[0].colour
     colours = [specter] + [style.QUIET] * (len(table) - 1)
     axis.barh(at, table["ratio"], color=colours, height=0.7)
-    axis.errorbar(table["ratio"], at, xerr=table["error"], fmt="none", ecolor="#222222", elinewidth=0.8, capsize=2)
+    xerr = stats.whiskers(table["error"])
+    axis.errorbar(table["ratio"], at, xerr=xerr, fmt="none", ecolor="#222222", elinewidth=0.8, capsize=2)
     for place, row in enumerate(table.itertuples()):
         axis.annotate(
             f"{row.ratio:.2f}x, {tpot[row.variant]:.3g} ms",

@@ -75,7 +75,7 @@ def _panel(axis: Axes, panel: pd.DataFrame, chosen: int) -> None:
             axis.errorbar(
                 at,
                 own["mean"],
-                own["error"].fillna(0),
+                stats.whiskers(own["error"]),
                 color=colour,
                 lw=1.6,
                 marker="o",

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from figures import kernels, lines, style
+from figures import kernels, lines, stats, style
 
 NAME = "fig10_kernels"
 
@@ -43,7 +43,7 @@ def figure(rows: pd.DataFrame) -> Figure:
                 axis.errorbar(
                     line["tokens"],
                     line["us"],
-                    line["error"],
+                    stats.whiskers(line["error"]),
                     color=kernels.colour(backend),
                     marker=kernels.MARKERS.get(backend, "v"),
                     ls="--" if variant == "unfused" else "-",

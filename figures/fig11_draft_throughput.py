@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures import kernels, lines, style
+from figures import kernels, lines, stats, style
 
 NAME = "fig11_draft_throughput"
 TEXT = "device time of the routed experts alone; number above: best fused INT4 over best unfused INT4"
@@ -84,7 +84,9 @@ def _panel(axis: Axes, own: pd.DataFrame, layers: int) -> None:
         axis.bar(
             at, rate, step * 0.94, color=look.colour, hatch=look.hatch, edgecolor="white", linewidth=0.3, label=name
         )
-        axis.errorbar(at, rate, rate * error / us, fmt="none", ecolor="#222222", elinewidth=0.7, capsize=1.5)
+        axis.errorbar(
+            at, rate, stats.whiskers(rate * error / us), fmt="none", ecolor="#222222", elinewidth=0.7, capsize=1.5
+        )
         for t, r, there in zip(tokens, rate, found, strict=True):
             tops[t] = max(tops[t], float(r)) if there else tops[t]
     quick = own[own["backend"] != "fp16"].groupby(["variant", "tokens"])["us"].min()

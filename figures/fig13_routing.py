@@ -10,7 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from figures import style
+from figures import stats, style
+from figures.scale import shown
 from figures.sweeps import MAIN
 
 NAME = "fig13_routing"
@@ -19,17 +20,19 @@ DATASETS = style.LABELS[:-1]
 
 def figure(rows: pd.DataFrame) -> Figure:
     """rows: routing.csv (figures/results.py). One line of two panels per model. Left: mean distinct experts per layer
-    and window by dataset, standard error over rows. Right: mean Jensen-Shannon divergence of each pair of datasets; the
-    diagonal, where given, compares two halves of one dataset."""
+    and window by dataset, standard error over rows. Right, where any model has one: mean Jensen-Shannon divergence of
+    each pair of datasets; the diagonal, where given, compares two halves of one dataset."""
     with style.look():
         names = style.models(rows)
         fig = Figure(figsize=(style.TEXT_WIDTH_IN * 0.9, 0.5 + 2.25 * len(names)), layout="constrained")
-        axes = fig.subplots(len(names), 2, squeeze=False)
-        for (left, right), model in zip(axes, names, strict=True):
+        compared = bool((rows["kind"] == "divergence").any())
+        axes = fig.subplots(len(names), 1 + compared, squeeze=False)
+        for line, model in zip(axes, names, strict=True):
             own = rows[rows["model"] == model]
-            _distinct(left, own[own["kind"] == "distinct"])
-            _divergence(fig, right, own[own["kind"] == "divergence"])
-            left.set_title(style.model_label(model), loc="left")
+            _distinct(line[0], own[own["kind"] == "distinct"])
+            line[0].set_title(style.model_label(model), loc="left")
+            if compared:
+                _divergence(fig, line[1], own[own["kind"] == "divergence"])
         style.stamp(fig, caption(rows), bool((rows["device"] == "cpu").any()))
         return fig
 
@@ -65,13 +68,17 @@ def _distinct(axis: Axes, rows: pd.DataFrame) -> None:
     values = table.loc[labels]
     axis.bar(range(len(labels)), values["mean"], color=[style.DATASET_COLOURS[x] for x in labels], width=0.7)
     axis.errorbar(
-        range(len(labels)), values["mean"], values["sem"].fillna(0), fmt="none", ecolor="#222222", lw=0.8, capsize=2
+        range(len(labels)),
+        values["mean"],
+        stats.whiskers(values["sem"]),
+        fmt="none",
+        ecolor="#222222",
+        lw=0.8,
+        capsize=2,
     )
     tops = values["mean"] + values["sem"].fillna(0)
     for place, (value, top) in enumerate(zip(values["mean"], tops, strict=True)):
-        axis.annotate(
-            f"{value:.3g}", (place, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=6.5
-        )
+        axis.annotate(shown(value), (place, top), xytext=(0, 3), textcoords="offset points", ha="center", fontsize=6.5)
     axis.margins(y=0.15)
     axis.set_xticks(range(len(labels)), labels)
     axis.set_ylabel("distinct experts\nper layer and window")

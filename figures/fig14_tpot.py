@@ -73,7 +73,7 @@ def _panel(axis: Axes, panel: pd.DataFrame, systems: list[style.SystemStyle], la
         own = np.array([table["mean"].get((system.system, x), np.nan) for x in labels], dtype=float)
         errors = np.array([table["error"].get((system.system, x), 0.0) for x in labels], dtype=float)
         axis.bar(at, own, width * 0.94, color=system.colour, edgecolor="white", linewidth=0.3, hatch=system.hatch)
-        told = np.where(errors > 0, errors, np.nan)
+        told = stats.whiskers(errors)
         axis.errorbar(at, own, yerr=told, fmt="none", ecolor="#222222", elinewidth=0.7, capsize=1.5)
         stated = _stated(panel, system.system)
         if stated is not None and stated <= top:

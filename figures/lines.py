@@ -82,7 +82,7 @@ def curves(
         axis.errorbar(
             [place[v] for v in own[column]],
             own["mean"],
-            own["error"].fillna(0),
+            stats.whiskers(own["error"]),
             color=system.colour,
             marker=MARKERS[number % len(MARKERS)],
             ms=3.8,

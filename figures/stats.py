@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 from scipy.stats import bootstrap
 
 RESAMPLES = 2000
@@ -35,6 +36,12 @@ def _average(table: pd.DataFrame, keys: list[str]) -> pd.DataFrame:
     )
     found["error"] = np.sqrt(found["square"]) / found["labels"]
     return found.drop(columns=["square", "labels"]).assign(label="AVG").reset_index()
+
+
+def whiskers(errors: ArrayLike) -> np.ndarray:
+    """float [n]: what errorbar draws of standard errors; NaN, nothing, where there is none."""
+    found = np.asarray(errors, dtype=float)
+    return np.where(found > 0, found, np.nan)
 
 
 def per_prompt(rows: pd.DataFrame) -> pd.Series:

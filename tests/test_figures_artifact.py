@@ -124,6 +124,7 @@ def test_distinct_experts_of_records_stand_in_where_no_routing_was_traced(tmp_pa
     assert set(traced[traced["model"] == "qwen15_moe"]["value"]) == {30.0}
     said = {t.get_text() for t in texts(fig13_routing.figure(traced))}
     assert "no divergence rows" in said
+    assert len(fig13_routing.figure(rows).axes) == 3, "no column of panels without any divergence"
 
 
 def test_systems_far_above_the_others_are_values_at_the_top_of_the_memory_figure():
