@@ -32,6 +32,16 @@ def softmax_step(scores, top, total):
     return p, rescale, new_top, total * rescale + tl.sum(p, axis=1)
 
 
+@triton.jit
+def attend(scores, value, s, position, top, total, acc):
+    """One step over the keys at positions s [S]: scores [M, S] of rows at position [M], value [S, D] -> new top, total
+    [M] and acc [M, D]. Keys behind a row's position count nothing and change none of its bits.
+    """
+    scores = tl.where(s[None, :] <= position[:, None], scores, float("-inf"))
+    p, rescale, top, total = softmax_step(scores, top, total)
+    return top, total, tl.dot(p.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+
+
 @triton.jit(do_not_specialize=["steps", "kv_start", "splits"])
 def _gqa_split_kernel(
     q, k_cache, v_cache, positions, valid, part, part_top, part_total, steps, kv_start, splits, scale,
@@ -70,9 +80,7 @@ def _gqa_split_kernel(
         key = tl.load(k_cache + at, mask=kv_mask, other=0.0)
         value = tl.load(v_cache + at, mask=kv_mask, other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        scores = tl.where(s[None, :] <= position[:, None], scores, float("-inf"))
-        p, rescale, top, total = softmax_step(scores, top, total)
-        acc = tl.dot(p.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+        top, total, acc = attend(scores, value, s, position, top, total, acc)
     at = (row * splits + split) * HEADS + head
     tl.store(part + at[:, None] * D + d[None, :], acc, mask=q_mask)
     tl.store(part_top + at, top, mask=m_mask)

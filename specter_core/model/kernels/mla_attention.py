@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter_core.model.kernels.attention import COMBINE_CHUNK, LOG2_E, combine_splits, combined_row, softmax_step
+from specter_core.model.kernels.attention import COMBINE_CHUNK, LOG2_E, attend, combine_splits, combined_row
 from specter_core.model.kernels.head_linear import HeadTile, head_linear
 from specter_core.model.kernels.partials import Partials
 from specter_core.model.kernels.pdl import begin, launch_options
@@ -71,9 +71,7 @@ def _mla_split_kernel(
         key = tl.load(at + RANK + d[None, :], mask=s_mask & d_mask[None, :], other=0.0)
         scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
         scores = tl.dot(q_rope, tl.trans(key), scores, input_precision="ieee") * scale
-        scores = tl.where(s[None, :] <= position[:, None], scores, float("-inf"))
-        p, rescale, top, total = softmax_step(scores, top, total)
-        acc = tl.dot(p.to(latent.dtype), latent, acc * rescale[:, None], input_precision="ieee")
+        top, total, acc = attend(scores, latent, s, position, top, total, acc)
     at = (row * splits + split) * HEADS + head
     tl.store(part + at[:, None] * RANK + c[None, :], acc, mask=m_mask[:, None] & c_mask[None, :])
     tl.store(part_top + at, top, mask=m_mask)

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from specter_core.model.kernels.attention import LOG2_E, softmax_step
+from specter_core.model.kernels.attention import LOG2_E, attend
 from specter_core.model.kernels.rope import RowTensors
 from specter_core.model.kernels.tiles import power_of_two
 
@@ -71,9 +71,7 @@ def _mla_prefill_kernel(
         key = tl.load(at + RANK + d[None, :], mask=s_mask & d_mask[None, :], other=0.0)
         scores = tl.dot(q_latent, tl.trans(latent), input_precision="ieee")
         scores = tl.dot(q_rope, tl.trans(key), scores, input_precision="ieee") * scale
-        scores = tl.where(s[None, :] <= position[:, None], scores, float("-inf"))
-        p, rescale, top, total = softmax_step(scores, top, total)
-        acc = tl.dot(p.to(latent.dtype), latent, acc * rescale[:, None], input_precision="ieee")
+        top, total, acc = attend(scores, latent, s, position, top, total, acc)
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     tl.store(out + pair * RANK + c[None, :], acc.to(out.dtype.element_ty), mask=m_mask[:, None] & c_mask[None, :])
 
@@ -107,9 +105,7 @@ def _gqa_prefill_kernel(
         key = tl.load(k_cache + entry, mask=kv_mask, other=0.0)
         value = tl.load(v_cache + entry, mask=kv_mask, other=0.0)
         scores = tl.dot(query, tl.trans(key), input_precision="ieee") * scale
-        scores = tl.where(s[None, :] <= position[:, None], scores, float("-inf"))
-        p, rescale, top, total = softmax_step(scores, top, total)
-        acc = tl.dot(p.to(value.dtype), value, acc * rescale[:, None], input_precision="ieee")
+        top, total, acc = attend(scores, value, s, position, top, total, acc)
     acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
     tl.store(out + at, acc.to(out.dtype.element_ty), mask=q_mask)
 
