@@ -16,23 +16,17 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.datasets import load_texts, select_prompts
+from scripts.reference_prompts import add_prompt_arguments, chosen_prompts
 from specter_core.assembly import build_engine
 from specter_core.errors import UserError
 from specter_core.opening import LoadedModel, open_model
 from specter_core.options import EngineOptions
-from specter_core.text import TextCodec
 from specter_core.types import GenerationRun, Request
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="deepseek_v2_mini,qwen2_moe_mini,phimoe_mini")
-    parser.add_argument("--datasets", default="c4,wikitext2,humaneval,gsm8k,gpqa")
-    parser.add_argument("--data", type=Path, default=Path("downloads"))
-    parser.add_argument("--prompts", type=int, default=3, help="per dataset")
-    parser.add_argument("--prefix-tokens", type=int, default=16)
-    parser.add_argument("--new-tokens", type=int, default=64)
+    add_prompt_arguments(parser, prompts=3, new_tokens=64)
     parser.add_argument("--depths", default="8,16")
     parser.add_argument("--thresholds", default="0,0.3,0.5,0.7,0.85")
     parser.add_argument("--output", type=Path, required=True)
@@ -54,11 +48,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _model(name: str, args: argparse.Namespace) -> list[dict[str, object]]:
     folder = Path("reference") / name
-    codec, requests = TextCodec(folder), []
-    for dataset in args.datasets.split(","):
-        texts = load_texts(dataset, args.data)
-        for p in select_prompts(texts, codec.encode, count=args.prompts, prefix_len=args.prefix_tokens, seed=0):
-            requests.append(Request(f"{dataset} {p.prompt_id}", p.token_ids, args.new_tokens, ignore_eos=True))
+    requests = [
+        Request(f"{p.dataset} {p.prompt_id}", p.token_ids, args.new_tokens, ignore_eos=True)
+        for p in chosen_prompts(folder, args)
+    ]
     context = args.prefix_tokens + args.new_tokens
     with open_model(folder) as model:
         expected = _run(model, requests, EngineOptions(depth=0, context_tokens=context))

@@ -17,21 +17,15 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from harness.datasets import load_texts, select_prompts
 from harness.routing import measure
+from scripts.reference_prompts import add_prompt_arguments, chosen_prompts
 from specter_core.errors import UserError
 from specter_core.opening import open_model
-from specter_core.text import TextCodec
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", default="deepseek_v2_mini,qwen2_moe_mini,phimoe_mini")
-    parser.add_argument("--datasets", default="c4,wikitext2,humaneval,gsm8k,gpqa")
-    parser.add_argument("--data", type=Path, default=Path("downloads"))
-    parser.add_argument("--prompts", type=int, default=5, help="per dataset")
-    parser.add_argument("--prefix-tokens", type=int, default=16)
-    parser.add_argument("--new-tokens", type=int, default=128)
+    add_prompt_arguments(parser, prompts=5, new_tokens=128)
     parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args(argv)
@@ -48,12 +42,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _model(name: str, args: argparse.Namespace) -> None:
     folder = Path("reference") / name
-    codec = TextCodec(folder)
     prompts: dict[str, list[tuple[int, ...]]] = {}
-    for dataset in args.datasets.split(","):
-        texts = load_texts(dataset, args.data)
-        for p in select_prompts(texts, codec.encode, count=args.prompts, prefix_len=args.prefix_tokens, seed=0):
-            prompts.setdefault(p.label, []).append(p.token_ids)
+    for p in chosen_prompts(folder, args):
+        prompts.setdefault(p.label, []).append(p.token_ids)
     print(f"{name}: {sum(map(len, prompts.values()))} prompts", file=sys.stderr)
     with open_model(folder) as model:
         common = {"model": name, "weights": "reference", "device": "cpu"}

@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from fnmatch import fnmatch
 from pathlib import Path
@@ -61,6 +61,17 @@ def event_us(run: Any, repeats: int) -> float:
         stop.synchronize()
         times.append(start.elapsed_time(stop) * 1e3)
     return statistics.median(times)
+
+
+def graph_us(turns: Sequence[Callable[[], object]], repeats: int = 9) -> float:
+    """Median device microseconds of one turn, all turns in one graph: they touch different weights."""
+    turns[0]()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for turn in turns:
+            turn()
+    return event_us(graph.replay, repeats) / len(turns)
 
 
 def time_case(case: Any) -> float:

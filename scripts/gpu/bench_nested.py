@@ -15,7 +15,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from harness import aim
 from harness.environment import git_commit
-from scripts.gpu.bench_decode_kernels import ceiling_tb_per_s, event_us
+from scripts.gpu.bench_decode_kernels import ceiling_tb_per_s, event_us, graph_us
 from scripts.gpu.decode_checks import Env
 from scripts.gpu.nested_checks import nested_checks, rebuild_checks, round_to_nearest
 from specter_core.draft.int4 import Int4Matrix
@@ -178,19 +178,6 @@ class Case:
         nested_ffn(self.x, layer.nested, layer.codes, layer.codes.layers, self.slots, self.members, self.counts,
                    self.act, out, layout=layer.layout, top_k=self.top_k, gate_up_tile=gate_up,
                    down_tile=down)  # fmt: skip
-
-
-def graph_us(runs: list[Callable[[], None]]) -> float:
-    """Microseconds per launch of these, captured one after the other: they touch different experts."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        runs[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for run in runs:
-            run()
-    return event_us(graph.replay, 15) / len(runs)
 
 
 LOADS = {64: ((1, 6), (9, 28), (17, 56)), 4: ((9, 4),)}

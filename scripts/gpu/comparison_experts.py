@@ -14,7 +14,8 @@ import triton.language as tl
 from torch import Tensor
 from torch.nn.functional import linear, silu
 
-from scripts.gpu.comparison_times import Call, eager_us, finished, graph_us, launches
+from scripts.gpu.bench_decode_kernels import graph_us
+from scripts.gpu.comparison_times import Call, eager_us, finished, launches
 from scripts.gpu.int4_checks import SHAPES, Case, Inputs, make_inputs, reference
 from scripts.gpu.int4_layer import rotation
 from scripts.gpu.marlin import Aligned, DenseMarlin, MarlinMissing, MoeMarlin, align, marlin_layout

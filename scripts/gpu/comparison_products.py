@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from scripts.gpu.bench_decode_kernels import L2_BYTES
-from scripts.gpu.comparison_times import Call, finished, graph_us
+from scripts.gpu.bench_decode_kernels import L2_BYTES, graph_us
+from scripts.gpu.comparison_times import Call, finished
 from scripts.gpu.int4_checks import Case, make_inputs
 from scripts.gpu.marlin import DenseMarlin, MarlinMissing
 from specter_core.draft.int4 import matrix_bytes

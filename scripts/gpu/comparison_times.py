@@ -10,20 +10,7 @@ from typing import Any
 
 import torch
 
-from scripts.gpu.bench_decode_kernels import event_us
-
 Call = Callable[[], object]
-
-
-def graph_us(turns: Sequence[Call], repeats: int = 9) -> float:
-    """Device microseconds of one turn, all turns in one graph."""
-    turns[0]()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for turn in turns:
-            turn()
-    return event_us(graph.replay, repeats) / len(turns)
 
 
 def eager_us(turns: Sequence[Call]) -> float:
