@@ -21,7 +21,7 @@ from specter_core.opening import open_model
 from specter_core.options import EngineOptions
 from specter_core.types import Request, WindowStats
 from tests.host_runtime import HostRuntime
-from tests.tiny_models import tiny_checkpoint
+from tests.tiny_models import interpreter_checkpoint
 
 DEPTH = 5
 STOP = 0.6
@@ -46,10 +46,7 @@ def window(engine: SpecterEngine, requests: list[Request]) -> dict[str, Any]:
 
 def main(family: str, folder: Path) -> None:
     torch.set_num_threads(1)
-    path = tiny_checkpoint(
-        family, folder, layers=1 + (family == "deepseek_v2"), hidden=128, experts=4, expert_width=128, heads=2,
-        vocab=64, top_k=2, original_positions=32, dtype=torch.float32,
-    )  # fmt: skip
+    path = interpreter_checkpoint(family, folder)
     runtime = HostRuntime(folder / "stub")
     options = EngineOptions(depth=DEPTH, context_tokens=32, max_batch=3)
     rows = [Request(f"r{i}", tuple(range(5 + i, 9 + i)), DEPTH + 2 - i, ignore_eos=True, seed=3) for i in range(3)]

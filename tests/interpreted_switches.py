@@ -19,17 +19,14 @@ from specter_core.opening import LoadedModel, open_model
 from specter_core.options import EngineOptions
 from specter_core.trace import Trace
 from tests.host_runtime import HostRuntime
-from tests.tiny_models import tiny_checkpoint
+from tests.tiny_models import interpreter_checkpoint
 
 NEW_TOKENS = 3
 
 
 def main(family: str, folder: Path, names: list[str]) -> None:
     torch.set_num_threads(1)
-    path = tiny_checkpoint(
-        family, folder, layers=1 + (family == "deepseek_v2"), hidden=128, experts=4, expert_width=128, heads=2,
-        vocab=64, top_k=2, original_positions=32, dtype=torch.float32,
-    )  # fmt: skip
+    path = interpreter_checkpoint(family, folder)
     runtime = HostRuntime(folder / "stub")
 
     def parts(model: LoadedModel, options: EngineOptions, trace: Trace, _: Any) -> CudaParts:

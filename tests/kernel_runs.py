@@ -90,16 +90,8 @@ def decoded(family: str) -> list[tuple[str, float, float]]:
         tokens = torch.randint(0, 64, (rows.batch, rows.steps), generator=generator)
         outcomes = []
         for decoder, kv in zip(decoders, caches, strict=True):
-            x, ids = decoder.embed(tokens), []
-            for layer in decoder.layers:
-                x = layer.attend(x, kv, rows)
-                if layer.moe_index is None:
-                    x = layer.dense(x)
-                else:
-                    routing = layer.route(x, rows)
-                    ids.append(routing.ids)
-                    x = layer.combine(x, routing.normed, torch.zeros_like(x))
-            outcomes.append((decoder.logits(x)[rows.valid.flatten()], torch.stack(ids)))
+            x, ids = tiny_models.without_experts(decoder, kv, tokens, rows)
+            outcomes.append((decoder.logits(x)[rows.valid.flatten()], ids))
         if rows.batch == 2:
             outcomes += [fused(decoders[0], caches[0], tokens, rows, preset) for preset in ("target", "draft")]
         wanted, wanted_ids = outcomes[0]

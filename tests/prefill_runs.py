@@ -58,7 +58,7 @@ def models(family: str) -> Iterator[Any]:
     from specter_core.model.prefill_pass import PrefillPass, last_logits
     from specter_core.model.rows import Rows
     from specter_core.state.kv_cache import KVCache
-    from tests.tiny_models import tiny_checkpoint
+    from tests.tiny_models import tiny_checkpoint, without_experts
 
     count = 11
     with tempfile.TemporaryDirectory() as folder:
@@ -77,16 +77,8 @@ def models(family: str) -> Iterator[Any]:
         return torch.cat([t[1, :count].flatten() for t in (*kv.keys, *kv.values, *kv.latents)])
 
     kv, rows = cache(), Rows.prefill(1, 0, count, count)
-    x, wanted_ids = decoder.embed(tokens), []
-    for layer in decoder.layers:
-        x = layer.attend(x, kv, rows)
-        if layer.moe_index is None:
-            x = layer.dense(x)
-        else:
-            routing = layer.route(x, rows)
-            wanted_ids.append(routing.ids)
-            x = layer.combine(x, routing.normed, torch.zeros_like(x))
-    wanted = decoder.logits(x[-1:]), torch.stack(wanted_ids), entries(kv)
+    x, wanted_ids = without_experts(decoder, kv, tokens, rows)
+    wanted = decoder.logits(x[-1:]), wanted_ids, entries(kv)
 
     def device_pass(chunk: int, tables: RopeTables) -> list[torch.Tensor]:
         own = cache()
