@@ -83,8 +83,9 @@ def measure(total_gb: float) -> list[dict[str, Any]]:
     registration.close()
     row(PAGE_LOCKING, size / 2**30 / elapsed, "GiB/s", f"{size / 1e9:.1f} GB")
     slots = SlotBuffer(32, LAYOUT.entry_bytes, "cuda")
+    runtime = CudaRuntime()  # one for every link: it keeps the store page-locked
     for pieces in (2, 3, 4):
-        link = CudaLink(store, slots, CudaRuntime(), pieces=pieces)
+        link = CudaLink(store, slots, runtime, pieces=pieces)
         row(f"standalone expert rate, {pieces} pieces in flight", link.rate_bytes_per_s / 1e9, "GB/s")
         link.take_gaps_us()
         start = time.perf_counter()
@@ -112,13 +113,14 @@ def measure(total_gb: float) -> list[dict[str, Any]]:
         row("  demand behind 8 queued prefetches", statistics.median(waits), "ms", "one expert alone is the floor")
         link.close()
     for rate in (25e9, 12.5e9):
-        link = CudaLink(store, slots, CudaRuntime(), rate)
+        link = CudaLink(store, slots, runtime, rate)
         start = time.perf_counter()
         for i in range(64):
             link.submit(ExpertKey(0, i % experts), i % 32, Priority.PREFETCH)
         link.drain()
         row(f"paced to {rate / 1e9:g}", 64 * LAYOUT.entry_bytes / (time.perf_counter() - start) / 1e9, "GB/s")
         link.close()
+    runtime.close()
     store.close()
     store.unlink()
     return rows
