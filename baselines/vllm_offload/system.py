@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from baselines.vllm_offload.engine import VARIABLES
-from baselines.vllm_offload.offload import OFFLOADERS, Offload, kv_bytes, offload
+from baselines.vllm_offload.offload import OFFLOADERS, OVERHEAD_BYTES, Offload, kv_bytes, offload
 from harness.device_bytes import device_bytes, process_bytes
 from harness.isolated import Environment, IsolatedProcess, interpreter
 from harness.isolated_records import records
@@ -20,6 +20,8 @@ from specter_core.types import Request
 ENVIRONMENT = Environment("vllm", "baselines.vllm_offload.engine", "vllm", make="baseline-vllm")
 PROBE = Request("probe", (0,) * 16, 16, ignore_eos=True)
 """What decides between the offloaders: 16 zeros, 16 new tokens."""
+SPARE_BYTES = 50_000_000
+"""Kept free when the budget is spent by what the first load has measured."""
 TOLERANCE_BYTES = 1_500_000_000
 """Beyond the budget by more than this, offloading did not happen; by less, the row says within_budget false."""
 
@@ -64,14 +66,28 @@ class VllmSystem:
         plans = [offload(kind, budget, shape, memory.batch, memory.max_sequence) for kind in kinds]
         plans = list({plan.offloader: plan for plan in plans}.values())
         self.timed: dict[str, float] = {}
-        for plan in plans:
-            self._start(python, plan, model, budget)
+        for at, plan in enumerate(plans):
+            used = self._start(python, plan, model, budget)
+            if plan.offloader == "uva" and (closer := self._closer(plan, used)) is not None:
+                self._start(python, closer, model, budget)
+                plans[at] = closer
             if len(plans) > 1:
                 self.timed[plan.offloader] = self._probe()
         if self.timed and (best := min(plans, key=lambda p: self.timed[p.offloader])) is not self.placed:
             self._start(python, best, model, budget)
 
-    def _start(self, python: str, plan: Offload, model: ModelSpec, budget: int | None) -> None:
+    def _closer(self, plan: Offload, used: int) -> Offload | None:
+        """The plan with what the first load has shown to be taken beside weights and KV, where it moves less to the
+        host, or where that load exceeds the budget."""
+        memory, shape, budget = self.memory, self.model.shape, self.memory.budget_bytes
+        assert shape is not None and budget is not None
+        overhead = used - (plan.device_bytes - OVERHEAD_BYTES) + SPARE_BYTES
+        again = offload(plan.offloader, budget, shape, memory.batch, memory.max_sequence, overhead)
+        better = again.offloaded_bytes < plan.offloaded_bytes
+        return again if better or (used > budget and again.offloaded_bytes > plan.offloaded_bytes) else None
+
+    def _start(self, python: str, plan: Offload, model: ModelSpec, budget: int | None) -> int:
+        """Returns the bytes that its process holds on the device; 0 on a CPU."""
         self.close()
         folder, loading = self._source(model)
         on_gpu = self.memory.device == "cuda"
@@ -94,11 +110,13 @@ class VllmSystem:
             "offloads": plan.offloaded_bytes > 0,
         })  # fmt: skip
         self.facts = ready
+        used: int | None = 0
         if card is not None:
             used = process_bytes(self.process.pid)
             used = ready["reserved_bytes"] if used is None else used  # torch's part, where NVML knows no processes
             print(f"vLLM {plan}: {ready}, {used} bytes on the device")
             check_offloaded(budget, used, ready)
+        return used or 0
 
     def _source(self, model: ModelSpec) -> tuple[Path, str]:
         """(folder, load_format); for weights in no folder one with config.json alone."""
