@@ -29,9 +29,13 @@ def interpreted(group: str) -> Iterator[Any]:
     from scripts.gpu import decode_checks_attention as attention
     from scripts.gpu import decode_checks_linear as linear
     from scripts.gpu import decode_checks_moe as moe
+    from scripts.gpu import draft_fusion_checks as fusion
     from scripts.gpu import nested_checks as nested
     from scripts.gpu.decode_checks import Env
     from scripts.gpu.draft_ends_checks import draft_ends_checks
+    from scripts.gpu.int4_checks import Case
+    from specter_core.draft.kernels.block_path import BlockExpertPath
+    from specter_core.draft.kernels.path import FusedExpertPath
     from specter_core.model.kernels.tiles import GemvTile, LinearTile
     from specter_core.verify.kernels.grouped_ffn import GroupedTile
 
@@ -54,6 +58,15 @@ def interpreted(group: str) -> Iterator[Any]:
         "mla_one_launch": lambda: attention.mla_checks(env, 3, 24, 8, 40, 24, many, 900, (1,), 16),
         "router": lambda: moe.router_checks(env, 13, 3, 7),
         "tokens": lambda: moe.token_checks(env, 2100, 40, 3),
+        "routing": lambda: fusion.routing_checks(env, 10, 40, 9, 3, GemvTile(4, 64), 3),
+        "gqa_row": lambda: fusion.gqa_row_checks(env, 4, 2, 24, (130, 3, 0, 63), 192),
+        "gqa_row_longrope": lambda: fusion.gqa_row_checks(env, 2, 2, 16, (140, 5), 192, 135),
+        "shared_blocks": lambda: fusion.shared_checks(
+            env, Case(128, 128, 3, 1, 2, env.dtype), 1032, BlockExpertPath
+        ),
+        "shared_rows": lambda: fusion.shared_checks(
+            env, Case(128, 128, 2, 1, 1, env.dtype), 256, FusedExpertPath
+        ),
         "draft_ends": lambda: draft_ends_checks(env, 5, 8),
         "grouped": lambda: moe.grouped_checks(env, 5, 2, 40, 24, 6, (tile, tile)),
         "grouped_many_rows": lambda: moe.grouped_checks(env, 3, 1, 32, 16, 40, (tile, tile)),
@@ -83,16 +96,21 @@ def decoded(family: str) -> list[tuple[str, float, float]]:
             top_k=2, original_positions=4,
         )  # fmt: skip
         decoders = [Decoder.load(path, compute_dtype=torch.float32, ops=ops) for ops in (None, CudaOps())]
-    caches = [KVCache(d.config, 2, 64, "cpu", torch.float32) for d in decoders]
     generator = torch.Generator().manual_seed(3)
     found = []
-    for rows in (Rows.prefill(0, 0, 5, 5), Rows.prefill(1, 0, 2, 2), Rows.decode([5, 2], 2, [2, 1])):
+    prompts = Rows.prefill(0, 0, 5, 5), Rows.prefill(1, 0, 2, 2)
+    two = *prompts, Rows.decode([5, 2], 2, [2, 1]), Rows.decode([7, 3], 1, [1, 1])
+    plans = [(2, rows) for rows in two] + [(1, prompts[0]), (1, Rows.decode([5], 1, [1]))]
+    caches: list[KVCache] = []
+    for batch, rows in plans:
+        if not caches or caches[0].batch != batch:
+            caches = [KVCache(d.config, batch, 64, "cpu", torch.float32) for d in decoders]
         tokens = torch.randint(0, 64, (rows.batch, rows.steps), generator=generator)
         outcomes = []
         for decoder, kv in zip(decoders, caches, strict=True):
             x, ids = tiny_models.without_experts(decoder, kv, tokens, rows)
             outcomes.append((decoder.logits(x)[rows.valid.flatten()], ids))
-        if rows.batch == 2:
+        if all(rows is not prompt for prompt in prompts):
             outcomes += [fused(decoders[0], caches[0], tokens, rows, preset) for preset in ("target", "draft")]
         wanted, wanted_ids = outcomes[0]
         for logits, ids in outcomes[1:]:
@@ -149,6 +167,56 @@ def compiled(name: str) -> list[list[Any]]:
     return [[kernel, built.metadata.shared, "mma.sync" in built.asm["ptx"]] for kernel, built in found]
 
 
+def fused_launches(empty: Callable[..., Any]) -> None:
+    """What a draft step of one row draws together."""
+    import torch
+
+    from specter_core.draft.kernels.block_path import BlockExpertPath
+    from specter_core.draft.kernels.blocks import BlockMatrix
+    from specter_core.draft.kernels.layout import GemvMatrix
+    from specter_core.draft.kernels.path import FusedExpertPath
+    from specter_core.model.kernels.gemv import gemv
+    from specter_core.model.kernels.gqa_row import gqa_row
+    from specter_core.model.kernels.linear import NormWeights
+    from specter_core.model.kernels.partials import Partials
+    from specter_core.model.kernels.rope import RopeTables, RowTensors
+    from specter_core.model.kernels.router import Routing
+    from specter_core.model.kernels.shared_down import SharedDown
+    from specter_core.model.kernels.tiles import gemv_tile
+
+    def values(*shape: int) -> Any:
+        return empty(*shape, dtype=torch.bfloat16)
+
+    def floats(*shape: int) -> Any:
+        return empty(*shape, dtype=torch.float32)
+
+    def words(*shape: int) -> Any:
+        return empty(*shape, dtype=torch.int32)
+
+    def halves(*shape: int) -> Any:
+        return empty(*shape, dtype=torch.float16)
+
+    counts, valid = empty(64, dtype=torch.int32), empty(1, dtype=torch.bool)
+    ids, weights, x, normed = empty(1, 6), floats(1, 6), values(1, 2048), values(1, 2048)
+    inner, routing = values(1, 2816), Routing(ids, weights, valid, counts, 64, counters=counts)
+    gemv(x, values(5632, 2048), inner, gemv_tile(2816, 2048, pair=True), swiglu=True, router=values(64, 2048),
+         norm=NormWeights(values(2048), None, 1e-6, False), logits=floats(1, 64), normed=normed, routing=routing,
+         pdl=True)  # fmt: skip
+    tables = RopeTables(floats(1, 512, 128), floats(1, 512, 128), False, 1 << 30)
+    cache, part = values(1, 513, 16, 128), Partials.allocate(1, 16, 128, 512, "meta")
+    rows = RowTensors(ids[:, 0], valid, ids[:, 0], 1)
+    gqa_row(values(1, 48 * 128), cache, cache, rows, tables, 0.1, 512, part, counts, values(1, 16, 128), pdl=True)
+    sizes = (2816, 2048), (2048, 1408)
+    blocks = tuple(
+        BlockMatrix(words(64, n // 16, k // 128, 256), halves(64, n // 16, k // 128, 8, 2)) for n, k in sizes
+    )
+    lines = tuple(GemvMatrix(words(64, n, k // 8), halves(64, n, k // 128)) for n, k in sizes)
+    for kind, layer in ((BlockExpertPath, blocks), (FusedExpertPath, lines)):
+        as_it_is = type("AsItIs", (kind,), {"repack": staticmethod(lambda a, b: (a, b))})
+        path = as_it_is.from_layers([layer], 2048, 1408, 6, "meta", pdl=True)
+        path.add(0, normed, ids, weights, x, SharedDown(inner, values(2048, 2816), None, x, floats(1, 2048)))
+
+
 def compiled_rest() -> list[list[Any]]:
     """Kernels that stand between the passes: host and device, windows and steps, the plain path."""
     import torch
@@ -183,6 +251,7 @@ def compiled_rest() -> list[list[Any]]:
         admit_table(empty(26, 64, dtype=torch.int32), empty(26, 64, dtype=torch.int32), words, error, layout)
         lists, lines = empty(2, 512, 64, dtype=torch.int32), empty(512, dtype=torch.int32)
         admit_list(lists, lines, empty(3, 64, dtype=torch.int32), error, words, error, 4, layout)
+        fused_launches(empty)
         silu_mul(wide, wide, empty(17, 1408, dtype=torch.bfloat16))
         softmax_rows(table, empty(17, 64, dtype=torch.float32))
         for interleaved in (True, False):

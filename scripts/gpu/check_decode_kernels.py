@@ -54,6 +54,9 @@ def tasks(quick: bool) -> list[Task]:
         for shape in ((64, 6, 2048, 1408, 17), (60, 4, 2048, 1408, 33), (16, 2, 4096, 6400, 9), (7, 3, 200, 136, 40)):
             found.append(("grouped", dtype, shape))
         found.append(("small", dtype, ()))
+    found += [("routing", "bfloat16", shape) for shape in ((64, 6, 1), (60, 4, 1), (16, 2, 3))]
+    found += [("gqa_row", "bfloat16", (16, 16, None)), ("gqa_row", "float16", (32, 8, 63))]
+    found += [("shared", "bfloat16", shape) for shape in ((64, 6, 2816, 1), (60, 4, 5632, 1), (60, 4, 5632, 3))]
     found += [("rebuild", "bfloat16", (2816, 2048))]
     found += [("nested", "bfloat16", shape) for shape in ((16, 6, 2048, 1408, 17), (4, 2, 4096, 6400, 9))]
     found += [("pass", "bfloat16", (index,)) for index in range(3)]
@@ -142,6 +145,29 @@ def grouped_task(env: Any, experts: int, top_k: int, hidden: int, width: int, co
     yield from grouped_checks(env, experts, top_k, hidden, width, count)
 
 
+def routing_task(env: Any, experts: int, top_k: int, count: int) -> Iterator[Any]:
+    from scripts.gpu.draft_fusion_checks import routing_checks
+    from specter_core.model.kernels.tiles import gemv_tile
+
+    yield from routing_checks(env, 2816, 2048, experts, top_k, gemv_tile(2816, 2048, pair=True), count)
+
+
+def gqa_row_task(env: Any, heads: int, kv: int, switch: int | None) -> Iterator[Any]:
+    from scripts.gpu.draft_fusion_checks import gqa_row_checks
+
+    yield from gqa_row_checks(env, heads, kv, 128, (100, 3, 0, 511, 160), 512, switch)
+
+
+def shared_task(env: Any, experts: int, top_k: int, shared: int, count: int) -> Iterator[Any]:
+    from scripts.gpu.draft_fusion_checks import shared_checks
+    from scripts.gpu.int4_checks import Case
+    from specter_core.draft.kernels.block_path import BlockExpertPath
+    from specter_core.draft.kernels.path import FusedExpertPath
+
+    for kind in (BlockExpertPath, FusedExpertPath):
+        yield from shared_checks(env, Case(2048, 1408, experts, top_k, count, env.dtype), shared, kind)
+
+
 def small_task(env: Any) -> Iterator[Any]:
     from scripts.gpu.decode_checks_linear import head_linear_checks, norm_checks
     from scripts.gpu.decode_checks_moe import router_checks, token_checks
@@ -182,6 +208,9 @@ TASKS: dict[str, Callable[..., Iterator[Any]]] = {
     "nested": nested_task,
     "rebuild": rebuild_task,
     "small": small_task,
+    "routing": routing_task,
+    "gqa_row": gqa_row_task,
+    "shared": shared_task,
     "pass": pass_task,
     "graph": graph_task,
 }

@@ -10,6 +10,7 @@ from torch import Tensor
 from specter_core.device_runtime import DeviceRuntime
 from specter_core.draft.draft_pass import DraftPass
 from specter_core.draft.kernels.advance import Stopping, advance, begin_window
+from specter_core.draft.kernels.two_launches import TwoLaunchPath
 from specter_core.draft.stopping import SHARPNESS
 from specter_core.memory.native import library
 from specter_core.model.decoder import Decoder
@@ -78,6 +79,10 @@ class _Step:
                 step.dense(index)
                 continue
             step.route(index, counters[layer.moe_index])
+            if step.alone and isinstance(owner.experts, TwoLaunchPath):
+                shared = step.shared_down(index)
+                owner.experts.add(layer.moe_index, step.normed, step.ids, step.weights, step.x, shared)
+                continue
             step.routed = owner.experts.forward(layer.moe_index, step.normed, step.ids, step.weights)
             step.combine(index)
         step.head()

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specter_core.model.config import ModelConfig
 from specter_core.model.fused_weights import FusedWeights, GqaWeights, LayerWeights, MlaWeights
+from specter_core.model.kernels import gqa_row
 from specter_core.model.kernels.attention import combine_splits, gqa_splits
 from specter_core.model.kernels.gemv import gemv
 from specter_core.model.kernels.linear import NormWeights, linear
@@ -17,7 +18,8 @@ from specter_core.model.kernels.mla_attention import mla_splits, mla_values
 from specter_core.model.kernels.norm import norm_rows
 from specter_core.model.kernels.partials import Partials
 from specter_core.model.kernels.rope import RopeTables, RowTensors, rope_append
-from specter_core.model.kernels.router import route
+from specter_core.model.kernels.router import Routing, route
+from specter_core.model.kernels.shared_down import SharedDown
 from specter_core.model.kernels.tiles import Preset, gemv_tile, linear_tile
 from specter_core.model.kernels.tokens import ARGMAX_BLOCK, Margin, argmax, embed
 from specter_core.state.kv_cache import KVCache
@@ -27,13 +29,15 @@ _SPLIT_LIMIT = 8
 
 class FusedPass:
     """B sequences x T steps. The caller fills tokens, positions, valid and context (in place, also between replays);
-    then per pass: embed; per layer attend, and dense or route + routed experts into `routed` + combine; head, choose.
+    then per pass: embed; per layer attend, and dense or route + routed experts into `routed` + combine (`alone`:
+    route + routed experts beside `shared_down`, into x); head, choose.
 
     Buffers: tokens, positions, context int64 [R], valid bool [R]; x, normed [R, H]; ids int64 [R, k], weights
     float32 [R, k]; routed float32 [R, H]; logits float32 [R, V]; chosen int64 [R]. bucket: every valid position is
-    below it; no bit depends on it, on B, T or the other rows. Passes with one preset agree bit for bit. pdl:
-    programmatic dependent launches (kernels/pdl.py), for CUDA only. logits: off where the caller makes its own of some
-    rows of x.
+    below it; no bit depends on it, on B, T or the other rows, except that a draft of one row takes other launches
+    than one of several and one of GQA other launches in short contexts. Passes with one preset else agree bit for bit.
+    pdl: programmatic dependent launches (kernels/pdl.py), for CUDA only. logits: off where the caller makes its own of
+    some rows of x.
     """
 
     def __init__(
@@ -60,6 +64,9 @@ class FusedPass:
         def integers(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.int64, device=device)
 
+        def counts(*shape: int) -> Tensor:
+            return torch.zeros(*shape, dtype=torch.int32, device=device)
+
         def floats(*shape: int) -> Tensor:
             return torch.zeros(*shape, dtype=torch.float32, device=device)
 
@@ -76,6 +83,12 @@ class FusedPass:
         self.chosen = integers(rows)
 
         mla, heads = config.mla, config.heads
+        # What a draft step draws together, by measurement (LOG: "Draft step: fewer launches"). One row: the choice of
+        # experts with the router's product, shared experts with routed ones. Any rows of GQA, over short contexts: all
+        # of attention between the projections.
+        self.alone = self._draft and rows == 1
+        self._attends_at_once = self._draft and mla is None and steps == 1 and self._bucket <= gqa_row.REACH
+        self._arrivals, self._head_arrivals = counts(1), counts(rows * heads)
         value_dim = config.head_dim if mla is None else mla.kv_rank
         self._part = Partials.allocate(rows, heads, value_dim, self._bucket, device)
         if mla is None:
@@ -92,7 +105,7 @@ class FusedPass:
         self._inner = values(rows * inner)
         self._partial = floats(_SPLIT_LIMIT * rows * 1024)  # tiles split only products of at most 1,024 outputs
         parts = -(-config.vocab_size // ARGMAX_BLOCK)
-        self._best, self._best_id = floats(rows * parts), integers(rows * parts).to(torch.int32)
+        self._best, self._best_id = floats(rows * parts), counts(rows * parts)
 
     def embed(self) -> None:
         """tokens -> x."""
@@ -117,6 +130,14 @@ class FusedPass:
         """normed = norm(x), then ids and weights; counters int32 [E] (this layer's ELB row) counts the choices."""
         layer, config = self._weights.layers[index], self._config
         assert layer.router is not None
+        gate = self._gate if layer.gated else None
+        if self.alone:
+            routing = Routing(
+                self.ids, self.weights, self.valid, self._arrivals, config.num_experts, config.router.scaling,
+                config.router.normalise, config.router.jitter, counters, gate,
+            )  # fmt: skip
+            self._draft_logits(layer, routing)
+            return
         scores = self._draft_logits(layer) if self._draft else self._target_logits(layer)
         route(
             scores,
@@ -128,7 +149,7 @@ class FusedPass:
             normalise=config.router.normalise,
             jitter=config.router.jitter,
             counters=counters,
-            gate=self._gate if layer.gated else None,
+            gate=gate,
             pdl=self._pdl,
         )
 
@@ -143,6 +164,15 @@ class FusedPass:
             self._down(layer, addend=self.routed, row_gate=row_gate)
         else:
             self._mlp(layer, self.normed, None, addend=self.routed, row_gate=row_gate)
+
+    def shared_down(self, index: int) -> SharedDown | None:
+        """Where `alone`, in place of `combine`: to run beside the routed experts; its sum with x goes to `routed`."""
+        assert self.alone
+        layer = self._weights.layers[index]
+        if layer.mlp_down is None:
+            return None
+        gate = self._gate if layer.gated else None
+        return SharedDown(self._inner_of(layer), layer.mlp_down, gate, self.x, self.routed)
 
     def head(self) -> None:
         """x -> logits, float32."""
@@ -192,6 +222,12 @@ class FusedPass:
     def _grouped(self, index: int, layer: LayerWeights, attention: GqaWeights) -> None:
         self._linear(self.x, attention.qkv, self._projected, bias=attention.qkv_bias, norm=layer.input_norm)
         keys, values = self._kv.keys[index], self._kv.values[index]
+        if self._attends_at_once:
+            gqa_row.gqa_row(
+                self._projected, keys, values, self.rows, self._tables, self._config.attention_scale, self._bucket,
+                self._part, self._head_arrivals, self._mixed.view(self._query.shape), pdl=self._pdl,
+            )  # fmt: skip
+            return
         rope_append(self._projected, self._query, keys, values, self.rows, self._tables, pdl=self._pdl)
         gqa_splits(
             self._query, keys, values, self.rows, self._config.attention_scale, self._bucket, self._part, pdl=self._pdl
@@ -215,8 +251,9 @@ class FusedPass:
         rows, width = self.x.shape[0], layer.mlp_down.shape[1]
         return self._inner[: rows * width].view(rows, width)
 
-    def _draft_logits(self, layer: LayerWeights) -> Tensor:
-        """The router's logits [R, E], and what of the shared experts needs no routed one, in one launch."""
+    def _draft_logits(self, layer: LayerWeights, routing: Routing | None = None) -> Tensor:
+        """The router's logits [R, E], what of the shared experts needs no routed one, and with `routing` the choice, in
+        one launch."""
         router, gate_up = layer.router, layer.gate_up
         assert router is not None
         rows, (width, hidden) = self.x.shape[0], router.shape
@@ -229,7 +266,7 @@ class FusedPass:
             tile = gemv_tile(out.shape[1], hidden, pair=True)
         gemv(
             self.x, w, out, tile, norm=layer.mlp_norm, swiglu=swiglu, router=router, logits=scores,
-            normed=self.normed, pdl=self._pdl,
+            normed=self.normed, routing=routing, pdl=self._pdl,
         )  # fmt: skip
         return scores
 

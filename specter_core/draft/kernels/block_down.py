@@ -25,21 +25,24 @@ from specter_core.model.kernels.pdl import launch_options, start_next, wait_prev
 
 
 def down_blocks(
-    act: Tensor, ids: Tensor, weights: Tensor, down: BlockMatrix, out: Tensor, config: BlockConfig, pdl: bool = False
-) -> None:
+    act: Tensor, ids: Tensor, weights: Tensor, down: BlockMatrix, out: Tensor, config: BlockConfig, pdl: bool = False,
+    addend: Tensor | None = None,
+) -> None:  # fmt: skip
     """out[t] = sum over c of weights[t, c] * down(act[t*k + c]) for the expert ids[t, c]; id -1 adds nothing.
 
     act float16 [>= T*k, I], finite, ids int64 [T, k], weights float32 [T, k], down: `repack_to_blocks` of [E, H, I],
-    out float32 [>= T, H]; all contiguous. One program owns each output and adds its choices in a fixed order, so there
-    are no atomics: same input, same bits. The grid depends on T alone. pdl: the kernel before it in the stream is
-    `gate_up_blocks` with pdl, behind whose start ids and weights are final.
+    out [>= T, H]; all contiguous. addend [>= T, H] is added; it may be `out` itself. One program owns each output and
+    adds its choices in a fixed order, so there are no atomics: same input, same bits. The grid depends on T alone. pdl:
+    the kernel before it in the stream is `gate_up_blocks` with pdl, behind whose start ids and weights are final; they
+    are read past the L1, which may hold another layer's.
     """
     tokens, choices = ids.shape
     tiles, groups = down.words.shape[-3:-1]
     assert down.words.numel() < 2**31, down.words.shape  # 32-bit offsets
     assert act.dtype == torch.float16 and act.shape[1] == 128 * groups, (act.dtype, act.shape, groups)
     _down_block_kernel[(triton.cdiv(tiles, config.bands), tokens)](
-        act, ids, weights, down.words, down.scales, out, *constant_bits(act.dtype),
+        act, ids, weights, down.words, down.scales, out, out if addend is None else addend,
+        *constant_bits(act.dtype), ADD=addend is not None,
         CHOICES=choices, GROUPS=groups, TILES=tiles, SPLIT=config.split, BANDS=config.bands, AHEAD=config.ahead,
         MMA=MMA, num_warps=config.warps, **launch_options(pdl),
     )  # fmt: skip
@@ -54,9 +57,9 @@ def _fetch(
     choice is id -1, no words are read and the scale is 0.
     """
     choice = tl.minimum(flat // GROUPS, CHOICES - 1)
-    routed = tl.load(ids + choice).to(tl.int32)
+    routed = tl.load(ids + choice, cache_modifier=".cg").to(tl.int32)
     active = (routed >= 0) & (flat < CHOICES * GROUPS) & (tile < TILES)
-    weight = tl.where(active, tl.load(weights + choice), 0.0)
+    weight = tl.where(active, tl.load(weights + choice, cache_modifier=".cg"), 0.0)
     block = (tl.maximum(routed, 0) * TILES + tl.minimum(tile, TILES - 1)) * GROUPS + flat % GROUPS
     lane = tl.arange(0, flat.shape[0]) % 32
     loaded = load_block(words + block * 256 + lane * 4, active, False, MMA)
@@ -66,7 +69,8 @@ def _fetch(
 
 @triton.jit
 def _down_block_kernel(
-    act, ids, weights, words, scales, out, offset_bits, one_bits, other_bits,
+    act, ids, weights, words, scales, out, addend, offset_bits, one_bits, other_bits,
+    ADD: tl.constexpr,
     CHOICES: tl.constexpr, GROUPS: tl.constexpr, TILES: tl.constexpr, SPLIT: tl.constexpr, BANDS: tl.constexpr,
     AHEAD: tl.constexpr, MMA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -91,6 +95,16 @@ def _down_block_kernel(
         fetched = fetched + (new,)
     if PDL:
         wait_previous()
+    result = tl.arange(0, 32 * BANDS)
+    row = (tl.program_id(0) * BANDS + result // 32) * 16 + result % 32 // 4
+    mask = (result % 4 == 0) & (row < 16 * TILES)
+    out += token.to(tl.int64) * (16 * TILES)
+    first_low = tl.zeros(result.shape, tl.float32)
+    first_high = tl.zeros(result.shape, tl.float32)
+    if ADD:
+        addend += token.to(tl.int64) * (16 * TILES)
+        first_low = tl.load(addend + row, mask=mask, other=0.0).to(tl.float32)
+        first_high = tl.load(addend + row + 8, mask=mask, other=0.0).to(tl.float32)
     low = tl.zeros(thread.shape, tl.float32)
     high = tl.zeros(thread.shape, tl.float32)
     for slot in tl.static_range(SLOTS):
@@ -104,9 +118,7 @@ def _down_block_kernel(
             new = _fetch(ids, weights, words, scales, (slot + AHEAD) * SPLIT + first, tile, CHOICES, GROUPS, TILES, MMA)
             fetched = fetched + (new,)
     low, high = over_splits(low, high, BANDS, SPLIT)
-    result = tl.arange(0, 32 * BANDS)
-    row = (tl.program_id(0) * BANDS + result // 32) * 16 + result % 32 // 4
-    out += token.to(tl.int64) * (16 * TILES)
-    mask = (result % 4 == 0) & (row < 16 * TILES)
-    tl.store(out + row, low, mask=mask)
-    tl.store(out + row + 8, high, mask=mask)
+    low += first_low
+    high += first_high
+    tl.store(out + row, low.to(out.dtype.element_ty), mask=mask)
+    tl.store(out + row + 8, high.to(out.dtype.element_ty), mask=mask)

@@ -22,24 +22,30 @@ from specter_core.draft.kernels.tensor_cores import (
     scale_pair,
 )
 from specter_core.model.kernels.pdl import launch_options, start_next, wait_previous
+from specter_core.model.kernels.shared_down import Launch, SharedDown, shared_down_rows
 
 
 def gate_up_blocks(
-    x: Tensor, ids: Tensor, gate_up: BlockMatrix, act: Tensor, config: BlockConfig, pdl: bool = False
-) -> None:
+    x: Tensor, ids: Tensor, gate_up: BlockMatrix, act: Tensor, config: BlockConfig, pdl: bool = False,
+    shared: SharedDown | None = None,
+) -> None:  # fmt: skip
     """act[t*k + c] = silu(gate(x[t])) * up(x[t]) for the expert ids[t, c]; rows of id -1 become 0.
 
     x [T, H] float16 or bfloat16, ids int64 [T, k], gate_up: `repack_to_blocks(…, halves=True)` of [E, 2I, H], act
     float16 [>= T*k, I], saturated; all contiguous. FP32 accumulation in a fixed order. The grid depends on T, never on
-    the routing, and a pair's result on nothing but the pair. pdl: programmatic dependent launch, on CUDA only.
+    the routing, and a pair's result on nothing but the pair. pdl: programmatic dependent launch, on CUDA only. shared:
+    runs in the same launch; its inputs are there already.
     """
     tokens, hidden = x.shape
     tiles = gate_up.words.shape[-3]
     assert gate_up.words.numel() < 2**31, gate_up.words.shape  # 32-bit offsets
     assert gate_up.words.shape[-2] * 128 == hidden and act.dtype == torch.float16, (gate_up.words.shape, act.dtype)
     choices = ids.shape[1]
-    _gate_up_block_kernel[(triton.cdiv(tiles, config.bands), tokens * choices)](
-        x, ids, gate_up.words, gate_up.scales, act, *constant_bits(x.dtype),
+    columns = triton.cdiv(tiles, config.bands)
+    beside = Launch.of(shared, columns, config.warps, x)
+    _gate_up_block_kernel[(columns, tokens * choices + beside.lines)](
+        x, ids, gate_up.words, gate_up.scales, act, *constant_bits(x.dtype), *beside.arguments, tokens,
+        **beside.constants,
         CHOICES=choices, GROUPS=hidden // 128, TILES=tiles, SPLIT=config.split, BANDS=config.bands, AHEAD=config.ahead,
         BF16=x.dtype == torch.bfloat16, MMA=MMA, num_warps=config.warps, **launch_options(pdl),
     )  # fmt: skip
@@ -48,16 +54,28 @@ def gate_up_blocks(
 @triton.jit
 def _gate_up_block_kernel(
     x, ids, words, scales, act, offset_bits, one_bits, other_bits,
+    inner, shared, shared_gate, residual, shared_out, stride_inner, tokens,
+    LINES: tl.constexpr, SHARED_N: tl.constexpr, SHARED_K: tl.constexpr, SHARED_GATED: tl.constexpr,
     CHOICES: tl.constexpr, GROUPS: tl.constexpr, TILES: tl.constexpr, SPLIT: tl.constexpr, BANDS: tl.constexpr,
     AHEAD: tl.constexpr, BF16: tl.constexpr, MMA: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """Warp w takes every SPLIT-th group from w % SPLIT on of the 8 features of band w // SPLIT."""
     SLOTS: tl.constexpr = (GROUPS + SPLIT - 1) // SPLIT
     ALL: tl.constexpr = (GROUPS % SPLIT == 0) and (TILES % BANDS == 0)
+    pair = tl.program_id(1)
+    if LINES:
+        if pair < LINES:  # first: their weights can come before the choice has
+            if PDL:
+                start_next()  # the next launch begins once the other programs have said so too
+            shared_down_rows(
+                inner, shared, shared_gate, residual, shared_out, pair * tl.num_programs(0) + tl.program_id(0), tokens,
+                stride_inner, SHARED_N, SHARED_K, SHARED_GATED, SPLIT * BANDS, PDL,
+            )  # fmt: skip
+            return
+        pair -= LINES
     if PDL:
         wait_previous()
         start_next()  # after the wait: down reads the ids before its own
-    pair = tl.program_id(1)
     expert = tl.load(ids + pair).to(tl.int32)
     act += pair.to(tl.int64) * (8 * TILES)
     result = tl.arange(0, 32 * BANDS)  # the threads of each band's sum

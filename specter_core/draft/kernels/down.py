@@ -21,13 +21,16 @@ def down_weighted_sum(
     out: Tensor,
     config: GemvConfig | GroupedConfig,
     pdl: bool = False,
+    addend: Tensor | None = None,
 ) -> None:
     """out[t] = sum over c of weights[t, c] * down(act[t*k + c]) for the expert ids[t, c]; id -1 adds nothing.
 
     act float32 [>= T*k, I], ids int64 [T, k], weights float32 [T, k], down words [E, H, I/8] and scales
-    [E, H, I/128], out float32 [>= T, H]; all contiguous. One program owns each output and adds its choices
+    [E, H, I/128], out [>= T, H]; all contiguous. addend [>= T, H] is added; it may be `out` itself; with a
+    GemvConfig only. One program owns each output and adds its choices
     in a fixed order, so there are no atomics: same input, same bits. The grid depends on T alone. pdl: the
-    kernel before it in the stream is `gate_up_swiglu` with pdl, behind whose start ids and weights are final.
+    kernel before it in the stream is `gate_up_swiglu` with pdl, behind whose start ids and weights are final;
+    they are read past the L1, which may hold another layer's.
     """
     tokens, choices = ids.shape
     assert down.words.numel() < 2**31, down.words.shape  # 32-bit offsets
@@ -36,11 +39,13 @@ def down_weighted_sum(
     tiles = triton.cdiv(hidden, config.block_n)
     if isinstance(config, GemvConfig):
         _down_gemv[(tiles, tokens)](
-            act, ids, weights, down.words, down.scales, out, BITS_256, BITS_16,
+            act, ids, weights, down.words, down.scales, out, out if addend is None else addend,
+            BITS_256, BITS_16, ADD=addend is not None,
             CHOICES=choices, HIDDEN=hidden, WIDTH=width, BLOCK_N=config.block_n, LANES=config.lanes,
             UNROLL=config.unroll, num_warps=config.warps, num_stages=config.stages, **launch_options(pdl),
         )  # fmt: skip
     else:
+        assert addend is None
         _down_grouped[(tiles, triton.cdiv(tokens, 16))](
             act, ids, weights, down.words, down.scales, out, tokens, experts,
             CHOICES=choices, CHOICES_PAD=triton.next_power_of_2(choices), HIDDEN=hidden, WIDTH=width,
@@ -64,8 +69,8 @@ def _down_step(
     flat = first + lane // 4
     choice = tl.minimum(flat // GROUPS, CHOICES - 1)
     group = flat % GROUPS
-    routed = tl.load(ids + choice).to(tl.int32)
-    weight = tl.load(weights + choice)
+    routed = tl.load(ids + choice, cache_modifier=".cg").to(tl.int32)
+    weight = tl.load(weights + choice, cache_modifier=".cg")
     weight = tl.where((routed >= 0) & (flat < CHOICES * GROUPS), weight, 0.0)  # [LANES]
     expert = tl.maximum(routed, 0)
     at_lane = expert * (HIDDEN * (WIDTH // 8)) + (group * 16 + lane % 4 * 4)
@@ -92,7 +97,8 @@ def _down_step(
 
 @triton.jit
 def _down_gemv(
-    act, ids, weights, words, scales, out, bits_256, bits_16,
+    act, ids, weights, words, scales, out, addend, bits_256, bits_16,
+    ADD: tl.constexpr,
     CHOICES: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
     LANES: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -124,7 +130,10 @@ def _down_gemv(
                 acc, act, ids, weights, words, scales, rows, row_mask, first, bits_256, bits_16,
                 CHOICES, HIDDEN, WIDTH, LANES, EVEN_N, False,
             )  # fmt: skip
-    tl.store(out + token.to(tl.int64) * HIDDEN + rows, tl.sum(acc, axis=0), mask=row_mask)
+    total = tl.sum(acc, axis=0)
+    if ADD:
+        total += tl.load(addend + token.to(tl.int64) * HIDDEN + rows, mask=row_mask, other=0.0).to(tl.float32)
+    tl.store(out + token.to(tl.int64) * HIDDEN + rows, total.to(out.dtype.element_ty), mask=row_mask)
 
 
 @triton.jit

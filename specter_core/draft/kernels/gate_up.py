@@ -11,6 +11,7 @@ from specter_core.draft.kernels.configs import GemvConfig, GroupedConfig
 from specter_core.draft.kernels.layout import GemvMatrix
 from specter_core.draft.kernels.nibbles import BITS_16, BITS_256, nibble_plus_offset, offset_part
 from specter_core.model.kernels.pdl import launch_options, start_next, wait_previous
+from specter_core.model.kernels.shared_down import Launch, SharedDown, shared_down_rows
 
 
 def gate_up_swiglu(
@@ -20,13 +21,15 @@ def gate_up_swiglu(
     act: Tensor,
     config: GemvConfig | GroupedConfig,
     pdl: bool = False,
+    shared: SharedDown | None = None,
 ) -> None:
     """act[t*k + c] = silu(gate(x[t])) * up(x[t]) for the expert ids[t, c]; rows of id -1 become 0.
 
     x [T, H] float16 or bfloat16, ids int64 [T, k], gate_up words [E, 2I, H/8] and scales [E, 2I, H/128] with
     gate above up, act float32 [>= T*k, I]; all contiguous. FP32 accumulation in a fixed order. The grid
     depends on T, never on the routing: a GemvConfig reads the weights per pair, a GroupedConfig per expert.
-    pdl: programmatic dependent launch, on CUDA only.
+    pdl: programmatic dependent launch, on CUDA only. shared: runs in the same launch, with a
+    GemvConfig only; its inputs are there already.
     """
     tokens, hidden = x.shape
     assert gate_up.words.numel() < 2**31, gate_up.words.shape  # 32-bit offsets
@@ -34,12 +37,15 @@ def gate_up_swiglu(
     choices = ids.shape[1]
     tiles = triton.cdiv(width, config.block_n)
     if isinstance(config, GemvConfig):
-        _gate_up_gemv[(tiles, tokens * choices)](
-            x, ids, gate_up.words, gate_up.scales, act, BITS_256, BITS_16,
+        beside = Launch.of(shared, tiles, config.warps, x)
+        _gate_up_gemv[(tiles, tokens * choices + beside.lines)](
+            x, ids, gate_up.words, gate_up.scales, act, BITS_256, BITS_16, *beside.arguments, tokens,
+            **beside.constants, WARPS=config.warps,
             CHOICES=choices, HIDDEN=hidden, WIDTH=width, BLOCK_N=config.block_n, LANES=config.lanes,
             UNROLL=config.unroll, num_warps=config.warps, num_stages=config.stages, **launch_options(pdl),
         )  # fmt: skip
     else:
+        assert shared is None
         _gate_up_grouped[(tiles, experts)](
             x, ids, gate_up.words, gate_up.scales, act, tokens * choices,
             CHOICES=choices, PAIRS=max(16, triton.next_power_of_2(tokens * choices)),
@@ -94,13 +100,26 @@ def _gate_up_step(
 @triton.jit
 def _gate_up_gemv(
     x, ids, words, scales, act, bits_256, bits_16,
+    inner, shared, shared_gate, residual, shared_out, stride_inner, tokens,
+    LINES: tl.constexpr, SHARED_N: tl.constexpr, SHARED_K: tl.constexpr, SHARED_GATED: tl.constexpr,
+    WARPS: tl.constexpr,
     CHOICES: tl.constexpr, HIDDEN: tl.constexpr, WIDTH: tl.constexpr, BLOCK_N: tl.constexpr,
     LANES: tl.constexpr, UNROLL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    pair = tl.program_id(1)
+    if LINES:
+        if pair < LINES:  # first: their weights can come before the choice has
+            if PDL:
+                start_next()  # the next launch begins once the other programs have said so too
+            shared_down_rows(
+                inner, shared, shared_gate, residual, shared_out, pair * tl.num_programs(0) + tl.program_id(0), tokens,
+                stride_inner, SHARED_N, SHARED_K, SHARED_GATED, WARPS, PDL,
+            )  # fmt: skip
+            return
+        pair -= LINES
     if PDL:
         wait_previous()
         start_next()  # after the wait: down reads the ids before its own
-    pair = tl.program_id(1)
     expert = tl.load(ids + pair).to(tl.int32)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row_mask = rows < WIDTH

@@ -12,6 +12,7 @@ from torch import Tensor
 from specter_core.draft.draft_store import DraftExperts
 from specter_core.draft.int4 import Int4Matrix
 from specter_core.errors import UserError
+from specter_core.model.kernels.shared_down import SharedDown
 
 MAX_TOKENS = 64
 Config = TypeVar("Config")
@@ -98,6 +99,15 @@ class TwoLaunchPath(ABC, Generic[Config, Matrix]):
         self.launch(layer, normed, ids, weights)
         return self._out[:rows]
 
+    def add(
+        self, layer: int, normed: Tensor, ids: Tensor, weights: Tensor, x: Tensor, shared: SharedDown | None = None
+    ) -> None:
+        """x [R, H] += what `forward` returns, and the shared experts', whose residual is x."""
+        rows = normed.shape[0]
+        assert rows <= self.max_tokens and ids.numel() <= self._act.shape[0], (ids.shape, self.max_tokens)
+        assert x.is_contiguous()
+        self.launch(layer, normed, ids, weights, x, shared)
+
     @staticmethod
     @abstractmethod
     def tuned(hidden: int, width: int, top_k: int) -> Config:
@@ -109,8 +119,11 @@ class TwoLaunchPath(ABC, Generic[Config, Matrix]):
         """One layer's matrices in the kernels' layout."""
 
     @abstractmethod
-    def launch(self, layer: int, normed: Tensor, ids: Tensor, weights: Tensor) -> None:
-        """Both launches, into `_act` and `_out`."""
+    def launch(
+        self, layer: int, normed: Tensor, ids: Tensor, weights: Tensor, x: Tensor | None = None,
+        shared: SharedDown | None = None,
+    ) -> None:  # fmt: skip
+        """Both launches, into `_act` and `_out`, or x becomes the sum (`add`)."""
 
 
 def _on(device: torch.device | str, matrix: Int4Matrix, layer: int) -> Int4Matrix:

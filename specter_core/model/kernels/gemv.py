@@ -13,7 +13,10 @@ from torch import Tensor
 
 from specter_core.model.kernels.linear import NormWeights, or_placeholder
 from specter_core.model.kernels.pdl import launch_options, start_next, wait_previous
-from specter_core.model.kernels.tiles import GemvTile
+from specter_core.model.kernels.router import Routing, route_row
+from specter_core.model.kernels.tiles import GemvTile, power_of_two
+
+_ROUTING_OPTIONS = ("TOP_K", "EXPERTS", "BLOCK_E", "NORMALISE", "SPARSEMIXER", "COUNT", "GATE")
 
 
 @triton.jit
@@ -41,11 +44,13 @@ def _input_row(x, gain, shift, ks, eps, K: tl.constexpr, RMS: tl.constexpr, LAYE
 @triton.jit(do_not_specialize=["R"])
 def _gemv_kernel(
     x, w, bias, norm_weight, norm_bias, row_gate, addend, residual, normed, out, router, logits,
-    R, stride_x, stride_gate, stride_res, stride_out, stride_logits, eps,
+    ids, weights, valid, counters, gate, arrivals,
+    R, stride_x, stride_gate, stride_res, stride_out, stride_logits, eps, scaling, tie,
     N: tl.constexpr, K: tl.constexpr, LOGITS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     RMS: tl.constexpr, LAYER: tl.constexpr, EMIT: tl.constexpr, PAIR: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_GATE: tl.constexpr, HAS_ADDEND: tl.constexpr, HAS_RESIDUAL: tl.constexpr, MANY: tl.constexpr,
-    PDL: tl.constexpr,
+    TOP_K: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, NORMALISE: tl.constexpr,
+    SPARSEMIXER: tl.constexpr, COUNT: tl.constexpr, GATE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     ROUTER_TILES: tl.constexpr = (LOGITS + BLOCK_N - 1) // BLOCK_N
     ks = tl.arange(0, BLOCK_K)
@@ -71,6 +76,18 @@ def _gemv_kernel(
             if EMIT:
                 value = (v * scale).to(normed.dtype.element_ty)
                 tl.store(normed + row * K + ks, value, mask=(ks < K) & (tl.program_id(0) == 0))
+        if TOP_K:
+            tl.debug_barrier()
+            if tl.atomic_add(arrivals, 1, sem="acq_rel") == ROUTER_TILES - 1:  # the last: every logit is there
+                e = tl.arange(0, BLOCK_E)
+                for row in range(count):
+                    scores = tl.load(logits + row * stride_logits + e, mask=e < LOGITS, other=0.0)
+                    live = tl.load(valid + row) != 0
+                    route_row(
+                        scores, e, row, live, ids, weights, counters, gate, scaling, tie,
+                        EXPERTS, BLOCK_E, TOP_K, NORMALISE, SPARSEMIXER, COUNT, GATE,
+                    )  # fmt: skip
+                tl.store(arrivals, 0)
     else:
         ns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
         b = _weights(w, ns, ks, N, K, BLOCK_N, BLOCK_K)
@@ -126,12 +143,14 @@ def gemv(
     router: Tensor | None = None,
     logits: Tensor | None = None,
     normed: Tensor | None = None,
+    routing: Routing | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """`linear` for few rows (see there for x, w, out and the options); with a norm the product takes x unrounded.
 
     router [E, in] with a norm: the same launch also writes logits [R, ≥ E] float32 = router · norm(x[r]) and, where
-    given, normed [R, in]. A row's bits depend on that row, the weights and the tile alone.
+    given, normed [R, in]; routing: and every row's choice from its logits, by whichever program writes the last of
+    them, while others still multiply. A row's bits depend on that row, the weights and the tile alone.
     """
     rows, k = x.shape
     n, experts = out.shape[1], 0 if router is None else router.shape[0]
@@ -142,17 +161,39 @@ def gemv(
     if router is not None and logits is not None:
         assert norm is not None and router.shape[1] == k and router.is_contiguous() and router.dtype == x.dtype
         assert logits.shape[0] == rows and logits.shape[1] >= experts and logits.stride(1) == 1
+    assert routing is None or (logits is not None and experts == routing.experts + (routing.gate is not None))
     layer = norm is not None and norm.layer
     _gemv_kernel[(triton.cdiv(n, tile.block_n) + triton.cdiv(experts, tile.block_n),)](
         x, w, or_placeholder(bias, w), or_placeholder(norm.weight if norm else None, w),
         or_placeholder(norm.bias if norm else None, w), or_placeholder(row_gate, w), or_placeholder(addend, w),
         or_placeholder(residual, w), or_placeholder(normed, w), out, or_placeholder(router, w),
-        or_placeholder(logits, w), rows, x.stride(0), 0 if row_gate is None else row_gate.stride(0),
+        or_placeholder(logits, w), *_routing_tensors(routing, w), rows, x.stride(0),
+        0 if row_gate is None else row_gate.stride(0),
         0 if residual is None else residual.stride(0), out.stride(0), 0 if logits is None else logits.stride(0),
-        norm.eps if norm else 0.0,
+        norm.eps if norm else 0.0, routing.scaling if routing else 1.0, 2.0 * ((routing and routing.jitter) or 0.0),
         N=n, K=k, LOGITS=experts, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, RMS=norm is not None and not layer,
         LAYER=layer, EMIT=normed is not None, PAIR=swiglu, HAS_BIAS=bias is not None, HAS_GATE=row_gate is not None,
-        HAS_ADDEND=addend is not None, HAS_RESIDUAL=residual is not None, MANY=rows > 1, num_warps=tile.warps,
+        HAS_ADDEND=addend is not None, HAS_RESIDUAL=residual is not None, MANY=rows > 1,
+        **_routing_options(routing), num_warps=tile.warps,
         **launch_options(pdl),
     )  # fmt: skip
     return out
+
+
+def _routing_tensors(routing: Routing | None, placeholder: Tensor) -> tuple[Tensor, ...]:
+    if routing is None:
+        return (placeholder,) * 6
+    assert routing.ids.is_contiguous() and routing.weights.is_contiguous()
+    counters, gate = or_placeholder(routing.counters, placeholder), or_placeholder(routing.gate, placeholder)
+    return routing.ids, routing.weights, routing.valid, counters, gate, routing.arrivals
+
+
+def _routing_options(routing: Routing | None) -> dict[str, int]:
+    if routing is None:
+        return dict.fromkeys(_ROUTING_OPTIONS, 0)
+    gated = int(routing.gate is not None)
+    return {
+        "TOP_K": routing.ids.shape[1], "EXPERTS": routing.experts, "BLOCK_E": power_of_two(routing.experts + gated),
+        "NORMALISE": int(routing.normalise), "SPARSEMIXER": int(routing.jitter is not None),
+        "COUNT": int(routing.counters is not None), "GATE": gated,
+    }  # fmt: skip

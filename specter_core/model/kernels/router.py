@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -29,22 +31,13 @@ def _sparsemixer_weight(scores, best, at, e, chosen, TIE):
     return tl.sum(tl.where(e == at, p, 0.0), axis=0) / tl.sum(p, axis=0)
 
 
-@triton.jit(do_not_specialize=["R"])
-def _route_kernel(
-    logits, valid, ids, weights, counters, gate, R, stride_logits, scaling, tie,
+@triton.jit
+def route_row(
+    scores, e, row, live, ids, weights, counters, gate, scaling, tie,
     EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, TOP_K: tl.constexpr, NORMALISE: tl.constexpr,
-    SPARSEMIXER: tl.constexpr, HAS_VALID: tl.constexpr, COUNT: tl.constexpr, PARTS: tl.constexpr,
-    GATE: tl.constexpr, PDL: tl.constexpr,
+    SPARSEMIXER: tl.constexpr, COUNT: tl.constexpr, GATE: tl.constexpr,
 ):  # fmt: skip
-    begin(PDL)
-    row = tl.program_id(0)
-    e = tl.arange(0, BLOCK_E)
-    live = row >= 0
-    if HAS_VALID:
-        live = tl.load(valid + row) != 0
-    scores = tl.zeros([BLOCK_E], tl.float32)
-    for s in tl.static_range(PARTS):
-        scores += tl.load(logits + (s * R + row) * stride_logits + e, mask=e < EXPERTS + GATE, other=0.0)
+    """One row's choice from its logits, as `route` has it."""
     if GATE:
         tl.store(gate + row + 0 * e, scores, mask=e == EXPERTS)
     scores = tl.where(e < EXPERTS, tl.where(live, scores, 0.0), float("-inf"))
@@ -69,6 +62,45 @@ def _route_kernel(
     tl.store(weights + row * TOP_K + rank, tl.where(live, weight * scaling, 0.0), mask=chosen)
     if COUNT:
         tl.atomic_add(counters + e, 1, mask=chosen & live)
+
+
+@triton.jit(do_not_specialize=["R"])
+def _route_kernel(
+    logits, valid, ids, weights, counters, gate, R, stride_logits, scaling, tie,
+    EXPERTS: tl.constexpr, BLOCK_E: tl.constexpr, TOP_K: tl.constexpr, NORMALISE: tl.constexpr,
+    SPARSEMIXER: tl.constexpr, HAS_VALID: tl.constexpr, COUNT: tl.constexpr, PARTS: tl.constexpr,
+    GATE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    row = tl.program_id(0)
+    e = tl.arange(0, BLOCK_E)
+    live = row >= 0
+    if HAS_VALID:
+        live = tl.load(valid + row) != 0
+    scores = tl.zeros([BLOCK_E], tl.float32)
+    for s in tl.static_range(PARTS):
+        scores += tl.load(logits + (s * R + row) * stride_logits + e, mask=e < EXPERTS + GATE, other=0.0)
+    route_row(
+        scores, e, row, live, ids, weights, counters, gate, scaling, tie,
+        EXPERTS, BLOCK_E, TOP_K, NORMALISE, SPARSEMIXER, COUNT, GATE,
+    )  # fmt: skip
+
+
+class Routing(NamedTuple):
+    """What a launch needs that routes its rows itself: `route`'s arguments, and arrivals int32 [1], 0 between launches:
+    how many programs have written their logits.
+    """
+
+    ids: Tensor
+    weights: Tensor
+    valid: Tensor
+    arrivals: Tensor
+    experts: int
+    scaling: float = 1.0
+    normalise: bool = False
+    jitter: float | None = None
+    counters: Tensor | None = None
+    gate: Tensor | None = None
 
 
 def route(
