@@ -61,12 +61,8 @@ def interpreted(group: str) -> Iterator[Any]:
         "routing": lambda: fusion.routing_checks(env, 10, 40, 9, 3, GemvTile(4, 64), 3),
         "gqa_row": lambda: fusion.gqa_row_checks(env, 4, 2, 24, (130, 3, 0, 63), 192),
         "gqa_row_longrope": lambda: fusion.gqa_row_checks(env, 2, 2, 16, (140, 5), 192, 135),
-        "shared_blocks": lambda: fusion.shared_checks(
-            env, Case(128, 128, 3, 1, 2, env.dtype), 1032, BlockExpertPath
-        ),
-        "shared_rows": lambda: fusion.shared_checks(
-            env, Case(128, 128, 2, 1, 1, env.dtype), 256, FusedExpertPath
-        ),
+        "shared_blocks": lambda: fusion.shared_checks(env, Case(128, 128, 3, 1, 2, env.dtype), 1032, BlockExpertPath),
+        "shared_rows": lambda: fusion.shared_checks(env, Case(128, 128, 2, 1, 1, env.dtype), 256, FusedExpertPath),
         "draft_ends": lambda: draft_ends_checks(env, 5, 8),
         "grouped": lambda: moe.grouped_checks(env, 5, 2, 40, 24, 6, (tile, tile)),
         "grouped_many_rows": lambda: moe.grouped_checks(env, 3, 1, 32, 16, 40, (tile, tile)),
