@@ -17,7 +17,7 @@ from specter_core.memory.payload import ExpertViews, PayloadLayout
 from specter_core.nested.code import code_matrix, sanitised
 from specter_core.nested.expert import ExpertCodes, batch_of, encode_experts, sanitised_codes
 from specter_core.nested.kernels.decode import decode_rows
-from specter_core.nested.layout import NestedLayout
+from specter_core.nested.layout import OVERREAD_BYTES, NestedLayout
 from specter_core.verify.kernels import grouped_ffn as plain_ffn
 from specter_core.verify.kernels.group_rows import group_rows
 from specter_core.verify.kernels.grouped_ffn import GroupedTile, grouped_ffn
@@ -31,7 +31,7 @@ def rebuild_checks(env: Env, rows: int, inputs: int) -> Iterator[Check]:
         codes = sanitised(weight, unpack(matrix.codes), matrix.scales)
         coded, gemv = code_matrix(weight, codes, matrix.scales), repack_for_gemv(Int4Matrix(pack(codes), matrix.scales))
         out = torch.full(weight.shape, -9, dtype=torch.int16, device=env.device)
-        tails = torch.cat([coded.tails, coded.tails.new_full((8,), 255)])
+        tails = torch.cat([coded.tails, coded.tails.new_full((OVERREAD_BYTES,), 255)])
         decode_rows(gemv.words, gemv.scales, coded.symbols.view(torch.int32), tails, coded.starts, out)
         return Check(f"{name} {rows}x{inputs}", bit_mismatches(out, weight.view(torch.int16)), 0.0)
 

@@ -1,20 +1,28 @@
-"""The code of one matrix: BF16 weight = resident INT4 code and scale + 8 bits, + 8 more where the code is 0.
+"""The code of one matrix: BF16 weight = resident INT4 code and scale + 8 bits, + 4 more where the code is 0.
 
 With q the INT4 code (-8 … 7), s its group's scale and w the weight's 16 bits read as an integer:
 
-    q != 0    w = bits of bfloat16(q · t) + symbol                       t = bfloat16(|7/16 · s|)
-    q == 0    w = symbol + 256 · tail
+    w = bits of bfloat16(q · t + c) + symbol + (q == 0 ? 256 · tail : 0)        t = bfloat16(|7/16 · s|)
 
-A weight that rounds to q lies between |q|·s/2 (for |q| = 1) and 3/2·|q|·s in size: at most 237 BF16 numbers up from
-7/16·|q|·s, whatever the scale, and the roundings move that by 2. What rounds to 0 has no such neighbourhood, so it is
-stored as it is, and so is any pattern that no code reaches: `sanitised` moves the code of such a weight (GPTQ's error
-feedback makes them, 1 to 2 %) to the nearest that does, in the last resort to 0. Signs, infinities, NaNs and -0 need no
-case: w is only ever added to and compared as an integer.
+q != 0: a weight that rounds to q lies between |q|·s/2 (for |q| = 1) and 3/2·|q|·s in size: at most 237 BF16 numbers up
+from 7/16·|q|·s, whatever the scale, and the roundings move that by 2. c is so much smaller than t that it decides ties
+only: they go up.
 
-Tails are listed by row, group and, within a group, in `TAIL_ORDER`. Symbols are stored so that 32-bit words of four
-meet the 32-bit words of eight codes in the draft kernels' layout (draft/kernels/layout.py: nibble j of word n is input
-16j + n): word n of a group's first half holds the symbols of nibbles 0 … 3 of code word n, of its second half those of
-nibbles 4 … 7 (`STORED_ORDER`).
+q == 0: the sum is c, `BELOW` BF16 numbers under t. The tail's top bit is the weight's sign, its other three and the
+symbol count BF16 numbers up from c: 2048 of them, 16 octaves, which end half an octave above what rounds to 0. Four bits,
+a nibble, are enough for such a tail.
+
+What no code reaches (zeros, infinities, NaNs, and of Gaussian weights two in a million) takes code 0 and flags its row:
+there tails are bytes and c is -0, which adds nothing, so that symbol and tail are the weight itself. `sanitised` moves
+the code of a weight that only another code reaches (GPTQ's error feedback makes them, 1 to 2 %) to the nearest that
+does. Signs need no case: w is only ever added to and compared as an integer, and no sum carries out of 16 bits.
+
+Two neighbouring 32-bit words of eight codes in the draft kernels' layout (draft/kernels/layout.py: nibble j of word n is
+input 16j + n) are taken apart into two `blocks` of eight codes: both words' lower halves, both upper ones, an even
+word's four codes first. Tails are listed by row, group, block and code (`TAIL_ORDER`), a row from a whole byte on.
+Symbols are stored so that 32-bit words of four meet pairs of neighbouring inputs: of a group's first half word n holds,
+for an even n, those of inputs n, n + 1, 16 + n and 17 + n, the word behind it those 32 further; the second half is
+that of the upper blocks, 64 further (`STORED_ORDER`).
 """
 
 from __future__ import annotations
@@ -28,16 +36,27 @@ from specter_core.draft.int4 import GROUP
 
 BASE = 7 / 16
 """Bases are about BASE · s · q."""
+BELOW = 2048 - 64
+"""BF16 numbers between t and c."""
+NOTHING = 0x8000
+"""c of flagged rows: -0, the number whose sum with any other, zeros included, is that other."""
+START = 0x7FFFFFFF
+"""Where a row's tails begin, among the bits of its entry in `starts`; the sign is its flag."""
 
 _WORDS = GROUP // 8
-STORED_ORDER = tuple(16 * j + n for half in (range(4), range(4, 8)) for n in range(_WORDS) for j in half)
+STORED_ORDER = tuple(
+    16 * (half + 2 * (n % 2) + j) + n - n % 2 + i for half in (0, 4) for n in range(_WORDS) for j in (0, 1) for i in (0, 1)
+)
 """Position in a stored group -> input within the group."""
-TAIL_ORDER = tuple(16 * j + n for n in range(_WORDS) for j in range(8))
+TAIL_ORDER = tuple(
+    16 * (half + j) + n for even in range(0, _WORDS, 2) for half in (0, 4) for n in (even, even + 1) for j in range(4)
+)
 """Order in which a group's tails are listed, as inputs within the group."""
 
 
 class CodedMatrix(NamedTuple):
-    """symbols uint8 [rows, K] in stored order; tails uint8 [n]; starts int32 [rows]: where a row's tails begin."""
+    """symbols uint8 [rows, K] in stored order; tails uint8 [n]: two per byte, the first one low, in flagged rows one;
+    starts int32 [rows]: the byte at which a row's tails begin, the sign bit set where the row is flagged."""
 
     symbols: Tensor
     tails: Tensor
@@ -50,52 +69,111 @@ def sanitised(weight: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     weight bfloat16 [rows, K]; scales float16 [rows, K/128]. Where codes round to nearest, nothing changes.
     """
     bits, groups = _bits(weight), _grouped(codes)
-    reached = _reached(bits, groups, scales)
+    flags = torch.zeros(bits.shape[0], dtype=torch.bool, device=bits.device)
+    reached = _reached(bits, groups, scales, flags)
     if bool(reached.all()):
         return codes
     s = scales.to(torch.float32).unsqueeze(-1)
     nearest = torch.nan_to_num(_grouped(weight).to(torch.float32) / s, nan=0.0).round_().clamp_(-8, 7).to(torch.int8)
-    nearest = torch.where(_reached(bits, nearest, scales), nearest, 0)
-    return torch.where(reached, groups, nearest).flatten(1)
+
+    def moved(reached: Tensor, flags: Tensor) -> Tensor:
+        return torch.where(reached, groups, torch.where(_reached(bits, nearest, scales, flags), nearest, 0))
+
+    found = moved(reached, flags)
+    flags = _flags(bits, found, scales)
+    if bool(flags.any()):
+        some = moved(_reached(bits, groups, scales, flags), flags)
+        found = torch.where(flags[:, None, None], some, found)
+    return found.flatten(1)
 
 
 def code_matrix(weight: Tensor, codes: Tensor, scales: Tensor) -> CodedMatrix:
     """weight bfloat16 [rows, K], codes int8 [rows, K] from `sanitised`, scales float16 [rows, K/128], on one device."""
     bits, groups = _bits(weight), _grouped(codes)
-    symbol = bits - _bases(groups, scales)
+    flags = _flags(bits, groups, scales)
+    symbol = bits - _bases(groups, scales, flags)
     zero = groups == 0
-    assert bool(((symbol >> 8 == 0) | zero).all()), "codes do not reach their weights: sanitise them first"
+    assert bool(_fits(symbol, zero, flags).all()), "codes do not reach their weights: sanitise them first"
     order = _order(TAIL_ORDER, weight.device)
-    tails = (bits >> 8)[..., order][zero[..., order]]
-    per_row = zero.flatten(1).sum(1)
+    listed = zero[..., order]
+    counts = zero.flatten(1).sum(1)
+    sizes = tail_bytes(counts, flags)
+    starts = sizes.cumsum(0) - sizes
+    at, shift = _places(listed, starts, flags)
+    tails = torch.zeros(int(sizes.sum()), dtype=torch.int32, device=weight.device)
+    upper = symbol[..., order][listed] >> 8
+    nibbles = (upper & 7) | (upper >> 4 & 8)
+    wide = flags[:, None, None].expand_as(listed)[listed]
+    tails.index_add_(0, at, torch.where(wide, upper & 0xFF, nibbles << shift))
     stored = (symbol & 0xFF).to(torch.uint8)[..., _order(STORED_ORDER, weight.device)]
-    return CodedMatrix(stored.flatten(1), tails.to(torch.uint8), (per_row.cumsum(0) - per_row).to(torch.int32))
+    marked = starts.to(torch.int32) | torch.where(flags, ~START, 0).to(torch.int32)
+    return CodedMatrix(stored.flatten(1), tails.to(torch.uint8), marked)
 
 
-def decode_matrix(symbols: Tensor, tails: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """The inverse of `code_matrix`: bfloat16 [rows, K]. tails uint8 begins with the first row's; it may go on."""
-    groups = _grouped(codes)
+def decode_matrix(coded: CodedMatrix, codes: Tensor, scales: Tensor) -> Tensor:
+    """The inverse of `code_matrix`: bfloat16 [rows, K]. Starts count from the first of the tails, which may go on."""
+    groups, flags = _grouped(codes), coded.starts < 0
     symbol = torch.empty(groups.shape, dtype=torch.int32, device=codes.device)
-    symbol[..., _order(STORED_ORDER, codes.device)] = _grouped(symbols).to(torch.int32)
-    w = _bases(groups, scales) + symbol
+    symbol[..., _order(STORED_ORDER, codes.device)] = _grouped(coded.symbols).to(torch.int32)
+    w = _bases(groups, scales, flags) + symbol
     order = _order(TAIL_ORDER, codes.device)
-    listed, zero = w[..., order], (groups == 0)[..., order]
-    listed[zero] += tails[: int(zero.sum())].to(torch.int32) << 8
-    w[..., order] = listed
+    added, listed = w[..., order], (groups == 0)[..., order]
+    at, shift = _places(listed, (coded.starts & START).to(torch.int64), flags)
+    read = coded.tails[at].to(torch.int32)
+    nibbles = read >> shift
+    wide = flags[:, None, None].expand_as(listed)[listed]
+    added[listed] += torch.where(wide, read, (nibbles & 7) | (nibbles & 8) << 4) << 8
+    w[..., order] = added
     return torch.where(w >= 0x8000, w - 0x10000, w).to(torch.int16).view(torch.bfloat16).flatten(1)
 
 
-def _reached(bits: Tensor, groups: Tensor, scales: Tensor) -> Tensor:
-    symbol = bits - _bases(groups, scales)
-    return (groups == 0) | (symbol >> 8 == 0)
+def tail_bytes(counts: Tensor, flags: Tensor) -> Tensor:
+    """Bytes of rows with so many codes 0; both [rows]."""
+    return torch.where(flags, counts, (counts + 1) // 2)
 
 
-def _bases(groups: Tensor, scales: Tensor) -> Tensor:
-    """int32 [rows, G, 128]: what symbols are added to, 0 where the code is 0. Products are rounded once, to BF16."""
+def row_flags(weight: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
+    """bool [rows]: where `code_matrix` flags a row, arguments as there."""
+    return _flags(_bits(weight), _grouped(codes), scales)
+
+
+def _places(listed: Tensor, starts: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
+    """Byte and shift of every tail. listed bool [rows, G, 128] in tail order: where the code is 0."""
+    zero = listed.flatten(1)
+    number = (zero.cumsum(1, dtype=torch.int32) - 1)[zero]  # of a tail in its row
+    row = zero.nonzero()[:, 0]
+    wide = flags[row]
+    return starts[row] + torch.where(wide, number, number >> 1), torch.where(wide, 0, 4 * (number & 1))
+
+
+def _flags(bits: Tensor, groups: Tensor, scales: Tensor) -> Tensor:
+    """bool [rows]: a weight is not reached by its code as long as tails are nibbles."""
+    unflagged = torch.zeros(bits.shape[0], dtype=torch.bool, device=bits.device)
+    return ~_reached(bits, groups, scales, unflagged).flatten(1).all(1)
+
+
+def _reached(bits: Tensor, groups: Tensor, scales: Tensor, flags: Tensor) -> Tensor:
+    return _fits(bits - _bases(groups, scales, flags), groups == 0, flags)
+
+
+def _fits(symbol: Tensor, zero: Tensor, flags: Tensor) -> Tensor:
+    """What is added to a base: 8 bits, with a nibble 11 and the sign, with a byte 16."""
+    tailed = torch.where(flags, 0xFFFF, 0x87FF)[:, None, None]
+    return symbol & ~torch.where(zero, tailed, 0xFF) == 0
+
+
+def _bases(groups: Tensor, scales: Tensor, flags: Tensor) -> Tensor:
+    """int32 [rows, G, 128]: bits of q · t + c, rounded once to BF16: what symbols are added to.
+
+    A product is exact in float32, and c too small to matter but where the product lies between two BF16 numbers.
+    """
     assert bool(scales.isfinite().all()), "scales must be finite"
-    t = (scales.to(torch.float32) * BASE).abs().to(torch.bfloat16).to(torch.float32).unsqueeze(-1)
-    product = (groups.to(torch.float32) * t).to(torch.bfloat16)
-    return product.view(torch.int16).to(torch.int32) & 0xFFFF
+    t = (scales.to(torch.float32) * BASE).abs().to(torch.bfloat16).to(torch.float32)
+    c = torch.where(flags[:, None], NOTHING, ((t.view(torch.int32) >> 16) - BELOW).clamp_(min=0)).unsqueeze(-1)
+    bits = (groups.to(torch.float32) * t.unsqueeze(-1)).view(torch.int32)
+    up = torch.where((c & 0x7FFF) != 0, bits >= 0, (bits >> 16 & 1) != 0)  # what a tie does
+    rounded = (bits + 0x7FFF + up.to(torch.int32)) >> 16 & 0xFFFF
+    return torch.where((bits & START) == 0, torch.where(flags[:, None, None], rounded, c), rounded)
 
 
 def _bits(weight: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.payload import PayloadLayout
 from specter_core.types import ExpertKey
 
-VERSION = 1
+VERSION = 2
 CARD, EXPERTS, CODES = "nested.json", "experts.bin", "codes.safetensors"
 _READ_BYTES = 64 << 20
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from specter_core.draft.int4 import Int4Matrix, pack, unpack
 from specter_core.memory.payload import ExpertViews
-from specter_core.nested.code import CodedMatrix, code_matrix, decode_matrix, sanitised
-from specter_core.nested.layout import NestedLayout
+from specter_core.nested.code import START, CodedMatrix, code_matrix, decode_matrix, row_flags, sanitised, tail_bytes
+from specter_core.nested.layout import OVERREAD_BYTES, NestedLayout
 
 
 class ExpertCodes(NamedTuple):
@@ -29,24 +29,30 @@ class ExpertCodes(NamedTuple):
 
 class SanitisedCodes(NamedTuple):
     """codes that reach every weight; moved: how many differ from what they were; tails: bytes that each expert needs
-    beyond one symbol per weight."""
+    beyond one symbol per weight; flagged: rows whose tails are bytes, of all experts."""
 
     codes: ExpertCodes
     moved: int
     tails: list[int]
+    flagged: int
 
 
 def sanitised_codes(wide: Tensor, tall: Tensor, codes: ExpertCodes) -> SanitisedCodes:
     """First step of encoding; all on one device."""
-    found, moved, tails = [], 0, torch.zeros(wide.shape[0], dtype=torch.int64, device=wide.device)
+    found, moved, flagged = [], 0, 0
+    tails = torch.zeros(wide.shape[0], dtype=torch.int64, device=wide.device)
     for weight, matrix in zip((wide, tall), codes, strict=True):
         before = unpack(matrix.codes)
-        after = sanitised(weight.flatten(0, 1), before.flatten(0, 1), matrix.scales.flatten(0, 1)).view(before.shape)
-        tails += (after == 0).flatten(1).sum(1)
+        rows, scales = weight.flatten(0, 1), matrix.scales.flatten(0, 1)
+        codes_of_rows = sanitised(rows, before.flatten(0, 1), scales)
+        flags = row_flags(rows, codes_of_rows, scales)
+        tails += tail_bytes((codes_of_rows == 0).sum(1), flags).view(weight.shape[:2]).sum(1)
+        flagged += int(flags.sum())
+        after = codes_of_rows.view(before.shape)
         changed = int((after != before).sum())
         moved += changed
         found.append(Int4Matrix(pack(after), matrix.scales) if changed else matrix)
-    return SanitisedCodes(ExpertCodes(*found), moved, tails.tolist())
+    return SanitisedCodes(ExpertCodes(*found), moved, tails.tolist(), flagged)
 
 
 def encode_experts(wide: Tensor, tall: Tensor, codes: ExpertCodes, layout: NestedLayout, payload_bytes: int) -> Tensor:
@@ -66,8 +72,8 @@ def encode_experts(wide: Tensor, tall: Tensor, codes: ExpertCodes, layout: Neste
         size, row = rows * inputs, 0 if at == layout.symbols_at else 2 * layout.width
         payload[:, at : at + size] = coded.symbols.view(count, size)
         at += size
-        first = coded.starts.view(count, rows)[:, :1]  # [B, 1], in the batch's list
-        starts[:, row : row + rows] = coded.starts.view(count, rows) - first + begin
+        first = coded.starts.view(count, rows)[:, :1] & START  # [B, 1], in the batch's list
+        starts[:, row : row + rows] = coded.starts.view(count, rows) + (begin - first).to(torch.int32)
         cuts = [*first.flatten().tolist(), coded.tails.numel()]
         for expert in range(count):
             own = coded.tails[cuts[expert] : cuts[expert + 1]]
@@ -93,12 +99,11 @@ def decode_expert(payload: Tensor, codes: ExpertCodes, layout: NestedLayout) -> 
     width, hidden = layout.width, layout.hidden
     symbols = payload[layout.symbols_at : layout.tails_at]
     starts = payload[: 4 * layout.rows].view(torch.int32)
-    tails = payload[layout.tails_at :]
-    split, down_starts = 2 * width * hidden, int(starts[2 * width])
-    gate_up = decode_matrix(symbols[:split].view(2 * width, hidden), tails, unpack(codes.gate_up.codes[0]),
-                            codes.gate_up.scales[0])  # fmt: skip
-    down = decode_matrix(symbols[split:].view(hidden, width), tails[down_starts:], unpack(codes.down.codes[0]),
-                         codes.down.scales[0])  # fmt: skip
+    tails, split = payload[layout.tails_at :], 2 * width * hidden
+    wide = CodedMatrix(symbols[:split].view(2 * width, hidden), tails, starts[: 2 * width])
+    tall = CodedMatrix(symbols[split:].view(hidden, width), tails, starts[2 * width :])
+    gate_up = decode_matrix(wide, unpack(codes.gate_up.codes[0]), codes.gate_up.scales[0])
+    down = decode_matrix(tall, unpack(codes.down.codes[0]), codes.down.scales[0])
     return ExpertViews(gate_up[:width], gate_up[width:], down)
 
 
@@ -110,12 +115,12 @@ def _check(weight: Tensor, coded: CodedMatrix, matrix: Int4Matrix) -> None:
 
         words, scales = (t.flatten(0, 1) for t in repack_for_gemv(matrix))
         found = torch.empty(words.shape[0], weight.shape[2], dtype=torch.int16, device=weight.device)
-        tails = torch.cat([coded.tails, coded.tails.new_zeros(16)])
+        tails = torch.cat([coded.tails, coded.tails.new_zeros(OVERREAD_BYTES)])
         decode_rows(words, scales, coded.symbols.view(torch.int32), tails, coded.starts, found)
         assert _same(found.view(torch.bfloat16), weight.flatten(0, 1)), "rebuilt weights differ from their originals"
         return
     codes = unpack(matrix.codes).flatten(0, 1)
-    again = decode_matrix(coded.symbols, coded.tails, codes, matrix.scales.flatten(0, 1))
+    again = decode_matrix(coded, codes, matrix.scales.flatten(0, 1))
     assert _same(again, weight.flatten(0, 1)), "rebuilt weights differ from their originals"
 
 

@@ -8,15 +8,19 @@ from dataclasses import dataclass
 from specter_core.draft.int4 import GROUP
 
 ALIGNMENT_BYTES = 256
+OVERREAD_BYTES = 12
+"""Kernels read so far behind the last tail, but not past an entry's trailer."""
 
 
 @dataclass(frozen=True, slots=True)
 class NestedLayout:
     """Byte ranges of one expert's payload; rows are gate 0 … I-1, up I … 2I-1, down 2I … 2I+H-1.
 
-    [0, 4·(2I + H))                  starts int32: where a row's tails begin
+    [0, 4·(2I + H))                  starts int32: the byte of `tails` where a row's begin; sign bit: one per byte
     [symbols_at, tails_at)           symbols uint8, gate_up [2I, H] then down [H, I], in stored order (nested/code.py)
-    [tails_at, …)                    tails uint8
+    [tails_at, …)                    tails uint8: nibbles, in rows with the sign bit bytes
+
+    Kernels count bits from `tails_at` in 32 bits.
     """
 
     hidden: int
@@ -24,6 +28,7 @@ class NestedLayout:
 
     def __post_init__(self) -> None:
         assert self.hidden % GROUP == self.width % GROUP == 0, (self.hidden, self.width)
+        assert self.weights < 1 << 29, f"{self.weights} weights: a tail's first bit must be counted in 32 bits"
 
     @property
     def rows(self) -> int:
@@ -42,9 +47,9 @@ class NestedLayout:
         return self.symbols_at + self.weights
 
     def payload_bytes(self, tails: int) -> int:
-        """Size of a payload with room for so many tails."""
+        """Size of a payload with room for so many bytes of tails."""
         return math.ceil((self.tails_at + tails) / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     def capacity(self, payload_bytes: int) -> int:
-        """Tails that fit into a payload of this size; negative when not even the symbols do."""
+        """Bytes of tails that fit into a payload of this size; negative when not even the symbols do."""
         return payload_bytes - self.tails_at

@@ -31,11 +31,12 @@ LayerCodes = tuple[Int4Matrix, Int4Matrix]
 @dataclass(slots=True)
 class NestingReport:
     """What nesting does to a model. tails: bytes beyond one symbol per weight, of each expert; moved: draft codes that
-    had to change."""
+    had to change; flagged: rows whose tails are bytes."""
 
     layout: NestedLayout
     tails: list[int] = field(default_factory=list)
     moved: int = 0
+    flagged: int = 0
 
     @property
     def payload_bytes(self) -> int:
@@ -49,10 +50,12 @@ class NestingReport:
 
     def __str__(self) -> str:
         mean = 8 * (self.layout.tails_at + sum(self.tails) / len(self.tails)) / self.layout.weights
-        share = self.moved / (self.layout.weights * len(self.tails))
+        moved = self.moved / (self.layout.weights * len(self.tails))
+        flagged = self.flagged / (self.layout.rows * len(self.tails))
         return (
             f"nested experts: {self.bits_per_weight:.2f} bits per weight in slots (mean {mean:.2f}), {len(self.tails)}"
-            f" x {self.payload_bytes / 1e6:.2f} MB, {share:.2%} of the draft's codes moved"
+            f" x {self.payload_bytes / 1e6:.2f} MB, {moved:.2%} of the draft's codes moved,"
+            f" {flagged:.2%} of the rows with tails of a byte"
         )
 
 
@@ -100,6 +103,7 @@ def sanitised_layer(
     for some, wide, tall in _batches(plain, layer, device):
         found = sanitised_codes(wide, tall, _experts((gate_up, down), some))
         report.tails += found.tails
+        report.flagged += found.flagged
         if found.moved:
             report.moved += found.moved
             gate_up.codes[some], down.codes[some] = found.codes.gate_up.codes, found.codes.down.codes

@@ -1,13 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 """BF16 weights of one group per row from code words, symbol words and tails (nested/code.py).
 
-Two weights share a register as 16-bit halves, and no half ever carries into the other. A code word's zeros are counted
-by one multiplication, whose nibbles then say which tail is whose: a byte permutation puts up to eight tails, read at
-once, where they belong, and a nought where the code is not 0. A row is walked from its first group to its last.
-
-The assembly is for one code word. In words: read the tails from the 4 bytes on in which the first lies; align them;
-selectors of bytes are the number of zeros before a nibble, or 7, where a nought is put unless all eight codes are 0;
-symbols and tails are interleaved; 128 + code + 8 as BF16 pairs, less 136, times the scale; sum.
+Two weights share a register as 16-bit halves, and no half ever carries into the other. A block's zeros are counted by
+one multiplication, whose nibbles then say which tail is whose. A row is walked from its first group to its last.
 """
 
 from __future__ import annotations
@@ -15,136 +10,190 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from specter_core.nested.code import BASE
+from specter_core.nested import code
+from specter_core.nested.kernels import assembly
 
-SCALE = tl.constexpr(BASE)
+SCALE = tl.constexpr(code.BASE)
+BELOW = tl.constexpr(code.BELOW)
+NOTHING = tl.constexpr(code.NOTHING)
+START = tl.constexpr(code.START)
 NIBBLE_ONES = tl.constexpr(0x11111111)
 NIBBLE_TOPS = tl.constexpr(-0x77777778)  # 0x88888888
-
-# $0 … $3: pairs out; words, first, second, scale pair, at, zeros, through, tails
-_WEIGHTS = tl.constexpr("""{
-.reg .pred many;
-.reg .b64 a;
-.reg .b32 i, r, b0, b1, b2, e0, e1, m, sel, x, y, ta, tb, less;
-mov.b32 less, 0xc308c308;
-shr.u32 i, $8, 2;
-mad.wide.u32 a, i, 4, $11;
-ld.global.nc.b32 b0, [a];
-ld.global.nc.b32 b1, [a + 4];
-setp.ge.u32 many, $10, 0x60000000;
-@many ld.global.nc.b32 b2, [a + 8];
-and.b32 r, $8, 3;
-mad.lo.u32 r, r, 0x1111, 0x3210;
-mad.lo.u32 sel, $9, 0xfffffff9, 0x77777777;
-shl.b32 x, $10, 4;
-or.b32 sel, sel, x;
-shr.s32 m, $10, 31;
-or.b32 m, m, 0x00ffffff;
-prmt.b32 e0, b0, b1, r;
-prmt.b32 e1, b1, b2, r;
-and.b32 e1, e1, m;
-prmt.b32 ta, e0, e1, sel;
-shr.u32 x, sel, 16;
-prmt.b32 tb, e0, e1, x;
-and.b32 x, $4, 0xff;
-mul.lo.u32 x, x, 0x1001;
-lop3.b32 x, x, 0x000f000f, 0x43004300, 0xea;
-add.rn.bf16x2 x, x, less;
-mul.rn.bf16x2 x, x, $7;
-prmt.b32 y, $5, ta, 0x5140;
-add.u32 $0, x, y;
-bfe.u32 x, $4, 8, 8;
-mul.lo.u32 x, x, 0x1001;
-lop3.b32 x, x, 0x000f000f, 0x43004300, 0xea;
-add.rn.bf16x2 x, x, less;
-mul.rn.bf16x2 x, x, $7;
-prmt.b32 y, $5, ta, 0x7362;
-add.u32 $1, x, y;
-bfe.u32 x, $4, 16, 8;
-mul.lo.u32 x, x, 0x1001;
-lop3.b32 x, x, 0x000f000f, 0x43004300, 0xea;
-add.rn.bf16x2 x, x, less;
-mul.rn.bf16x2 x, x, $7;
-prmt.b32 y, $6, tb, 0x5140;
-add.u32 $2, x, y;
-shr.u32 x, $4, 24;
-mul.lo.u32 x, x, 0x1001;
-lop3.b32 x, x, 0x000f000f, 0x43004300, 0xea;
-add.rn.bf16x2 x, x, less;
-mul.rn.bf16x2 x, x, $7;
-prmt.b32 y, $6, tb, 0x7362;
-add.u32 $3, x, y;
-}""")
+NIBBLE_LOWS = tl.constexpr(0x77777777)
+BLOCKS, SCALES = tl.constexpr(assembly.BLOCKS), tl.constexpr(assembly.SCALES)
+TWO_BLOCKS, FOUR_BLOCKS = tl.constexpr(assembly.assembly(2)), tl.constexpr(assembly.assembly(4))
+OF_TWO, OF_FOUR = tl.constexpr(assembly.constraints(2)), tl.constexpr(assembly.constraints(4))
 
 
 @triton.jit
-def _rounded(value):
-    """float32 -> bits of the nearest BF16, ties to even; finite values."""
+def row_cursors(starts):
+    """Entries of `starts`, int32 [N] -> cursors: the first tail of each row, counted in its own unit, nibbles or, where
+    the sign bit is set, bytes."""
+    return tl.where(starts < 0, starts, starts * 2)
+
+
+@triton.jit
+def _rounded(value, ties_up):
+    """float32 -> bits of the nearest BF16, of two the even one or, if so told, the upper; finite values."""
     bits = value.to(tl.int32, bitcast=True)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16) & 0xFFFF
+    up = tl.where(ties_up, (bits >= 0).to(tl.int32), (bits >> 16) & 1)
+    return ((bits + 0x7FFF + up) >> 16) & 0xFFFF
 
 
 @triton.jit
-def _weight(words, symbols, scale, at, zeros, through, tails, j: tl.constexpr):
-    """Bits of nibble j's weight, one by one: what the assembly does for eight. scale float32 of a BF16."""
-    code = ((words >> (4 * j)) & 15) - 8
-    before = ((through << 4) >> (4 * j)) & 15
-    tail = tl.load(tails + at + before, mask=((zeros >> (4 * j)) & 1) != 0, other=0).to(tl.int32)
-    return _rounded(code.to(tl.float32) * scale) + ((symbols >> (8 * (j % 4))) & 255) + (tail << 8)
+def _weight(codes, symbols, t, c, at, zeros, through, tails, j: tl.constexpr, byte: tl.constexpr):
+    """Bits of the weight of a block's code j, one by one: what the assembly does for eight. t float32 of a BF16, c int32;
+    symbols: the word in whose `byte` the weight's is."""
+    flagged = c == NOTHING
+    before = at + (((through << 4) >> (4 * j)) & 15)
+    byte_at = tl.where(flagged, before, before >> 1)
+    read = tl.load(tails + byte_at, mask=((zeros >> (4 * j)) & 1) != 0, other=0).to(tl.int32)
+    nibble = read >> ((before & 1) * 4)
+    tail = tl.where(flagged, read, (nibble & 7) | ((nibble & 8) << 4))
+    product = (((codes >> (4 * j)) & 15) - 8).to(tl.float32) * t
+    base = tl.where((product == 0) & (c != NOTHING), c, _rounded(product, (c & 0x7FFF) != 0))
+    return base + ((symbols >> (8 * byte)) & 255) + (tail << 8)
 
 
 @triton.jit
-def _pairs(words, first, second, scale, at, zeros, through, tails, ASM: tl.constexpr):
-    """Weights of nibbles (0, 1), (2, 3), (4, 5), (6, 7), the even one in the low half. scale int32: a BF16's bits."""
+def _block(codes, first, second, t, c, at, zeros, through, tails):
+    """Pairs of a block's weights (0, 4), (1, 5), (2, 6), (3, 7), the first in the low half."""
+    w0 = _weight(codes, first, t, c, at, zeros, through, tails, 0, 0)
+    w4 = _weight(codes, first, t, c, at, zeros, through, tails, 4, 1)
+    w1 = _weight(codes, first, t, c, at, zeros, through, tails, 1, 2)
+    w5 = _weight(codes, first, t, c, at, zeros, through, tails, 5, 3)
+    w2 = _weight(codes, second, t, c, at, zeros, through, tails, 2, 0)
+    w6 = _weight(codes, second, t, c, at, zeros, through, tails, 6, 1)
+    w3 = _weight(codes, second, t, c, at, zeros, through, tails, 3, 2)
+    w7 = _weight(codes, second, t, c, at, zeros, through, tails, 7, 3)
+    return w0 | (w4 << 16), w1 | (w5 << 16), w2 | (w6 << 16), w3 | (w7 << 16)
+
+
+@triton.jit
+def _halves(words, N: tl.constexpr, M: tl.constexpr):
+    """[N, 2M] -> those at even places and those at odd ones."""
+    return tl.split(tl.reshape(words, (N, M, 2)))
+
+
+@triton.jit
+def _zeros(codes):
+    """Nibbles 1 where the code is 0."""
+    return ((codes & ~((codes & NIBBLE_LOWS) + NIBBLE_LOWS) & NIBBLE_TOPS) >> 3) & NIBBLE_ONES
+
+
+@triton.jit
+def _blocks(words, N: tl.constexpr, ASM: tl.constexpr):
+    """int32 [N, 16] -> lower and upper blocks [N, 8], their zeros, and those added up from nibble 0 on."""
+    even, odd = _halves(words, N, 8)
     if ASM:
-        return tl.inline_asm_elementwise(
-            _WEIGHTS, "=r,=r,=r,=r,r,r,r,r,r,r,r,l",
-            [words, first, second, scale * 0x10001, at, zeros, through, tails.to(tl.int64, bitcast=True)],
-            dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=False, pack=1,
-        )  # fmt: skip
+        lower, upper, lower_zeros, upper_zeros = tl.inline_asm_elementwise(
+            BLOCKS, "=r,=r,=r,=r,r,r", [even, odd], dtype=(tl.int32,) * 4, is_pure=True, pack=1
+        )
     else:
-        s = (scale << 16).to(tl.float32, bitcast=True)
-        w0 = _weight(words, first, s, at, zeros, through, tails, 0)
-        w1 = _weight(words, first, s, at, zeros, through, tails, 1)
-        w2 = _weight(words, first, s, at, zeros, through, tails, 2)
-        w3 = _weight(words, first, s, at, zeros, through, tails, 3)
-        w4 = _weight(words, second, s, at, zeros, through, tails, 4)
-        w5 = _weight(words, second, s, at, zeros, through, tails, 5)
-        w6 = _weight(words, second, s, at, zeros, through, tails, 6)
-        w7 = _weight(words, second, s, at, zeros, through, tails, 7)
-        return w0 | (w1 << 16), w2 | (w3 << 16), w4 | (w5 << 16), w6 | (w7 << 16)
+        lower, upper = (even & 0xFFFF) | (odd << 16), ((even >> 16) & 0xFFFF) | (odd & -0x10000)
+        lower_zeros, upper_zeros = _zeros(lower), _zeros(upper)
+    return lower, upper, lower_zeros, upper_zeros, lower_zeros * NIBBLE_ONES, upper_zeros * NIBBLE_ONES
 
 
 @triton.jit
-def rebuild_group(words, first, second, scale, cursor, tails, N: tl.constexpr, ASM: tl.constexpr):
+def _t_and_c(scale, cursor, ASM: tl.constexpr):
+    """float32 [N], int32 [N] -> int32 [N, 1] each: a BF16's bits in both halves."""
+    if ASM:
+        t, c = tl.inline_asm_elementwise(
+            SCALES, "=r,=r,f,r", [scale, cursor], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+        )
+    else:
+        t = _rounded(tl.abs(scale * SCALE), False)
+        c = tl.where(cursor < 0, NOTHING, tl.maximum(t - BELOW, 0)) * 0x10001
+        t *= 0x10001
+    return t[:, None], c[:, None]
+
+
+@triton.jit
+def _count(through):
+    """Zeros of a block."""
+    return (through >> 28) & 15
+
+
+@triton.jit
+def _by_nibble(p0, p1, p2, p3, p4, p5, p6, p7):
+    """Pairs of nibbles 0 … 7 [N, M] -> [N, M, 2, 2, 2]: nibble + 4, + 2, + 1."""
+    even = tl.join(tl.join(p0, p4), tl.join(p2, p6))
+    odd = tl.join(tl.join(p1, p5), tl.join(p3, p7))
+    return tl.join(even, odd)
+
+
+@triton.jit
+def _inputs(pairs):
+    """[…] -> int16 […, 2]: low and high half."""
+    return tl.join(pairs.to(tl.int16), (pairs >> 16).to(tl.int16))
+
+
+@triton.jit
+def rebuild_group(words, first, second, scale, cursor, tails, N: tl.constexpr, QUADS: tl.constexpr, ASM: tl.constexpr):
     """words, first, second int32 [N, 16]: codes and both halves of the symbols of one group per row; scale float32 [N];
-    cursor int32 [N]: where the row's tails of this group begin in `tails` (uint8*, on 4 bytes).
+    cursor int32 [N] from `row_cursors`: the row's first tail of this group in `tails` (uint8*, on 4 bytes). QUADS: the
+    assembly takes four words at once, else two; threads should hold as many neighbours.
 
     -> int16 [N, 128], the weights' bits, and the cursor behind this group.
     """
-    coded = words ^ NIBBLE_TOPS  # nibbles 0 where the code is 0
-    coded |= coded << 1
-    coded |= coded << 2
-    zeros = (~coded >> 3) & NIBBLE_ONES
-    through = zeros * NIBBLE_ONES  # nibble j: zeros among nibbles 0 … j
-    found = (through >> 28) & 15
-    at = cursor[:, None] + tl.cumsum(found, axis=1) - found
-    scale = _rounded(tl.abs(scale * SCALE))[:, None]
-    p0, p1, p2, p3 = _pairs(words, first, second, scale, at, zeros, through, tails, ASM)
-    pairs = tl.join(tl.join(p0, p2), tl.join(p1, p3))  # [N, 16, 2, 2]: nibble + 4, + 2
-    tile = tl.join(pairs.to(tl.int16), (pairs >> 16).to(tl.int16))  # + 1
-    tile = tl.reshape(tl.permute(tile, (0, 2, 3, 4, 1)), (N, 128))  # input 16·nibble + word
-    return tile, cursor + tl.sum(found, axis=1)
+    lower, upper, lower_zeros, upper_zeros, lower_through, upper_through = _blocks(words, N, ASM)
+    first0, first1 = _halves(first, N, 8)
+    second0, second1 = _halves(second, N, 8)
+    t, c = _t_and_c(scale, cursor, ASM)
+    begin = (cursor & START)[:, None]
+    found = _count(lower_through) + _count(upper_through)
+    total = tl.sum(found, axis=1)
+    if ASM:
+        address = tails.to(tl.int64, bitcast=True)
+        if QUADS:
+            l0, l1 = _halves(lower, N, 4)
+            u0, u1 = _halves(upper, N, 4)
+            lz0, lz1 = _halves(lower_zeros, N, 4)
+            uz0, uz1 = _halves(upper_zeros, N, 4)
+            lt0, lt1 = _halves(lower_through, N, 4)
+            ut0, ut1 = _halves(upper_through, N, 4)
+            f00, f01 = _halves(first0, N, 4)
+            f10, f11 = _halves(first1, N, 4)
+            s00, s01 = _halves(second0, N, 4)
+            s10, s11 = _halves(second1, N, 4)
+            found = _count(lt0) + _count(ut0) + _count(lt1) + _count(ut1)
+            at = begin + tl.cumsum(found, axis=1) - found
+            p0, p1, p2, p3, p4, p5, p6, p7, q0, q1, q2, q3, q4, q5, q6, q7 = tl.inline_asm_elementwise(
+                FOUR_BLOCKS, OF_FOUR,
+                [l0, u0, l1, u1, f00, s00, f01, s01, f10, s10, f11, s11, lz0, uz0, lz1, uz1, lt0, ut0, lt1, ut1,
+                 t, c, at, address],
+                dtype=(tl.int32,) * 16, is_pure=False, pack=1,
+            )  # fmt: skip
+            pairs = tl.join(_by_nibble(p0, p1, p2, p3, p4, p5, p6, p7), _by_nibble(q0, q1, q2, q3, q4, q5, q6, q7))
+            tile = tl.permute(_inputs(pairs), (0, 2, 3, 4, 1, 5, 6))
+        else:
+            at = begin + tl.cumsum(found, axis=1) - found
+            p0, p1, p2, p3, p4, p5, p6, p7 = tl.inline_asm_elementwise(
+                TWO_BLOCKS, OF_TWO,
+                [lower, upper, first0, second0, first1, second1, lower_zeros, upper_zeros, lower_through, upper_through,
+                 t, c, at, address],
+                dtype=(tl.int32,) * 8, is_pure=False, pack=1,
+            )  # fmt: skip
+            tile = tl.permute(_inputs(_by_nibble(p0, p1, p2, p3, p4, p5, p6, p7)), (0, 2, 3, 4, 1, 5))
+    else:
+        at = begin + tl.cumsum(found, axis=1) - found
+        t, c = (t << 16).to(tl.float32, bitcast=True), c & 0xFFFF
+        p0, p1, p2, p3 = _block(lower, first0, first1, t, c, at, lower_zeros, lower_through, tails)
+        at += _count(lower_through)
+        p4, p5, p6, p7 = _block(upper, second0, second1, t, c, at, upper_zeros, upper_through, tails)
+        tile = tl.permute(_inputs(_by_nibble(p0, p1, p2, p3, p4, p5, p6, p7)), (0, 2, 3, 4, 1, 5))
+    return tl.reshape(tile, (N, 128)), cursor + total
 
 
 @triton.jit
-def prefetch_tails(tails, cursor, LIMIT: tl.constexpr, LINES: tl.constexpr, ASM: tl.constexpr):
+def prefetch_tails(tails, starts, LIMIT: tl.constexpr, LINES: tl.constexpr, ASM: tl.constexpr):
     """Asks for the first LINES x 128 bytes of each row's tails, so that walking the rows does not wait for memory.
 
-    cursor int32 [N]; LIMIT: bytes from `tails` to the end of the entry.
+    starts int32 [N]; LIMIT: bytes from `tails` to the end of the entry.
     """
     if ASM:
-        at = tails + tl.minimum(cursor[:, None] + 128 * tl.arange(0, LINES)[None, :], LIMIT - 1)
+        at = tails + tl.minimum((starts & START)[:, None] + 128 * tl.arange(0, LINES)[None, :], LIMIT - 1)
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at.to(tl.int64, bitcast=True)],
             dtype=tl.int32, is_pure=False, pack=1,

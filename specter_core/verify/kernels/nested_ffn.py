@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specter_core.draft.int4 import GROUP
 from specter_core.draft.kernels.layout import GemvMatrix
-from specter_core.nested.kernels.rebuild import prefetch_tails, rebuild_group
+from specter_core.nested.kernels.rebuild import prefetch_tails, rebuild_group, row_cursors
 from specter_core.nested.layout import NestedLayout
 from specter_core.verify.kernels.grouped_ffn import GroupedTile, _tile_pairs
 
@@ -74,13 +74,13 @@ def _as_weights(bits, dtype: tl.constexpr, FENCE: tl.constexpr):
 
 
 @triton.jit
-def _tile_of_group(words, scales, symbols, tails, cursor, group, K: tl.constexpr, N: tl.constexpr, ASM: tl.constexpr):
+def _tile_of_group(words, scales, symbols, tails, cursor, group, N: tl.constexpr, QUADS: tl.constexpr, ASM: tl.constexpr):
     """One group of N rows, whose words, scales (float16*) and symbols (int32*) begin at these pointers [N]."""
     n = tl.arange(0, 16)
     codes = tl.load(words[:, None] + group * 16 + n[None, :])
     at = symbols[:, None] + group * 32 + n[None, :]
     scale = tl.load(scales + group).to(tl.float32)
-    return rebuild_group(codes, tl.load(at), tl.load(at + 16), scale, cursor, tails, N, ASM)
+    return rebuild_group(codes, tl.load(at), tl.load(at + 16), scale, cursor, tails, N, QUADS, ASM)
 
 
 @triton.jit
@@ -88,7 +88,7 @@ def _gate_up_kernel(
     x, slots32, slots8, addresses, layer, experts, slots, members, counts, act, stride_x,
     TOP_K: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr, ENTRY: tl.constexpr,
     SYMBOLS: tl.constexpr, TAILS: tl.constexpr, CAPACITY: tl.constexpr, LISTED: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, FENCE: tl.constexpr, LINES: tl.constexpr,
+    BLOCK_N: tl.constexpr, QUADS: tl.constexpr, FENCE: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     slot, count, pairs, mask = _tile_pairs(experts, slots, members, counts, CAPACITY, ROWS, LISTED)
     if tl.program_id(0) * ROWS >= count:
@@ -100,9 +100,10 @@ def _gate_up_kernel(
     up_rows = gate_rows + WIDTH
     entry = slots32 + slot * (ENTRY // 4)
     tails = slots8 + slot * ENTRY + TAILS
-    gate_cursor, up_cursor = tl.load(entry + gate_rows), tl.load(entry + up_rows)
-    prefetch_tails(tails, gate_cursor, ENTRY - TAILS, LINES, FENCE)
-    prefetch_tails(tails, up_cursor, ENTRY - TAILS, LINES, FENCE)
+    gate_starts, up_starts = tl.load(entry + gate_rows), tl.load(entry + up_rows)
+    prefetch_tails(tails, gate_starts, ENTRY - TAILS, LINES, FENCE)
+    prefetch_tails(tails, up_starts, ENTRY - TAILS, LINES, FENCE)
+    gate_cursor, up_cursor = row_cursors(gate_starts), row_cursors(up_starts)
     symbols = entry + SYMBOLS // 4
     words, scales = _codes_of(addresses, layer, 0)
     own = expert.to(tl.int64) * (2 * WIDTH)
@@ -116,11 +117,11 @@ def _gate_up_kernel(
         a = tl.load(x_rows + ks[None, :], mask=mask[:, None], other=0.0)
         g, gate_cursor = _tile_of_group(
             words + gate_rows * (H // 8), scales + gate_rows * (H // 128), symbols + gate_rows * (H // 4), tails,
-            gate_cursor, group, H, BLOCK_N, FENCE,
+            gate_cursor, group, BLOCK_N, QUADS, FENCE,
         )  # fmt: skip
         u, up_cursor = _tile_of_group(
             words + up_rows * (H // 8), scales + up_rows * (H // 128), symbols + up_rows * (H // 4), tails,
-            up_cursor, group, H, BLOCK_N, FENCE,
+            up_cursor, group, BLOCK_N, QUADS, FENCE,
         )  # fmt: skip
         gate = tl.dot(a, tl.trans(_as_weights(g, x.dtype.element_ty, FENCE)), gate, input_precision="ieee")
         up = tl.dot(a, tl.trans(_as_weights(u, x.dtype.element_ty, FENCE)), up, input_precision="ieee")
@@ -134,7 +135,7 @@ def _down_kernel(
     act, slots32, slots8, addresses, layer, experts, slots, members, counts, out,
     H: tl.constexpr, WIDTH: tl.constexpr, ENTRY: tl.constexpr, SYMBOLS: tl.constexpr,
     TAILS: tl.constexpr, CAPACITY: tl.constexpr, LISTED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
-    FENCE: tl.constexpr, LINES: tl.constexpr,
+    QUADS: tl.constexpr, FENCE: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     slot, count, pairs, mask = _tile_pairs(experts, slots, members, counts, CAPACITY, ROWS, LISTED)
     if tl.program_id(0) * ROWS >= count:
@@ -145,8 +146,9 @@ def _down_kernel(
     ns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     entry = slots32 + slot * (ENTRY // 4)
     tails = slots8 + slot * ENTRY + TAILS
-    cursor = tl.load(entry + 2 * WIDTH + ns)
-    prefetch_tails(tails, cursor, ENTRY - TAILS, LINES, FENCE)
+    starts = tl.load(entry + 2 * WIDTH + ns)
+    prefetch_tails(tails, starts, ENTRY - TAILS, LINES, FENCE)
+    cursor = row_cursors(starts)
     symbols = entry + SYMBOLS // 4 + 2 * WIDTH * (H // 4) + ns * (WIDTH // 4)
     words, scales = _codes_of(addresses, layer, 1)
     own = expert.to(tl.int64) * H
@@ -156,7 +158,7 @@ def _down_kernel(
     for group in range(WIDTH // 128):
         ks = group * 128 + tl.arange(0, 128)
         a = tl.load(act + pairs[:, None] * WIDTH + ks[None, :], mask=mask[:, None], other=0.0)
-        b, cursor = _tile_of_group(words, scales, symbols, tails, cursor, group, WIDTH, BLOCK_N, FENCE)
+        b, cursor = _tile_of_group(words, scales, symbols, tails, cursor, group, BLOCK_N, QUADS, FENCE)
         y = tl.dot(a, tl.trans(_as_weights(b, act.dtype.element_ty, FENCE)), y, input_precision="ieee")
     tl.store(out + pairs.to(tl.int64)[:, None] * H + ns[None, :], y, mask=mask[:, None])
 
@@ -199,11 +201,12 @@ def nested_ffn(
     )  # fmt: skip
 
 
-def _options(tile: GroupedTile) -> dict[str, int | None]:
+def _options(tile: GroupedTile) -> dict[str, int | bool | None]:
     assert tile.block_k == GROUP, tile
     return {
         "ROWS": tile.rows,
         "BLOCK_N": tile.block_n,
+        "QUADS": tile.block_n >= 8 * tile.warps,  # a thread has four words of a row
         "num_warps": tile.warps,
         "num_stages": tile.stages,
         "maxnreg": tile.registers,

@@ -1,0 +1,117 @@
+"""The nested kernels' inline assembly, emulated, against the code's definition; what it rounds, against exact sums."""
+
+from __future__ import annotations
+
+import numpy as np
+import ptx_lanes
+import pytest
+import torch
+from torch import Tensor
+
+from specter_core.draft import rtn
+from specter_core.draft.int4 import GROUP, Int4Matrix, pack, unpack
+from specter_core.draft.kernels.layout import repack_for_gemv
+from specter_core.memory.payload import TRAILER_BYTES
+from specter_core.nested.code import BELOW, NOTHING, START, TAIL_ORDER, CodedMatrix, _bases, code_matrix, sanitised
+from specter_core.nested.kernels.assembly import BLOCKS, SCALES, assembly
+from specter_core.nested.layout import OVERREAD_BYTES
+
+FILL = 0xA5
+
+
+def words_of(t: Tensor) -> np.ndarray:
+    return t.contiguous().view(torch.int32).numpy().view(np.uint32)
+
+
+def rebuilt(coded: CodedMatrix, codes: Tensor, scales: Tensor, blocks: int) -> np.ndarray:
+    """The weights' bits, uint32 [rows, K], by the assembly for so many blocks, as many code words at once."""
+    rows, groups, calls = codes.shape[0], codes.shape[1] // GROUP, 16 // blocks  # calls per group
+    size = coded.tails.numel()
+    memory = np.full((size + OVERREAD_BYTES) // 4 * 4, 0xA5, np.uint8)
+    memory[:size] = coded.tails.numpy()
+    starts = coded.starts.numpy()
+    cursor = np.where(starts < 0, starts, starts * 2)
+    zero = (codes.view(rows, groups, GROUP)[..., list(TAIL_ORDER)] == 0).numpy()
+    counts = zero.reshape(rows, groups * calls, -1).sum(2)
+    at = ((cursor & START)[:, None] + counts.cumsum(1) - counts).astype(np.uint32).ravel()
+    code_words = words_of(repack_for_gemv(Int4Matrix(pack(codes), scales)).words).reshape(-1, blocks)
+    symbols = words_of(coded.symbols).reshape(-1, 2, calls, blocks).swapaxes(1, 2).reshape(-1, 2, blocks)
+    scale, of_row = scales.float().numpy().ravel(), np.repeat(cursor.astype(np.int32).view(np.uint32), groups)
+    t_and_c = ptx_lanes.run(SCALES, {"$2": scale, "$3": of_row})
+    operands: list[list[np.ndarray]] = [[], [], [], [], []]
+    for word in range(0, blocks, 2):
+        made = ptx_lanes.run(BLOCKS, {"$4": code_words[:, word], "$5": code_words[:, word + 1]})
+        for half in (0, 1):
+            zeros, own = made[f"${2 + half}"], symbols[:, half, word : word + 2]
+            block = made[f"${half}"], own[:, 0], own[:, 1], zeros, zeros * np.uint32(0x11111111)
+            for kind, operand in zip(operands, block, strict=True):
+                kind.append(operand)
+    t, c = (np.repeat(t_and_c[name], calls) for name in ("$0", "$1"))
+    inputs = [*(operand for kind in operands for operand in kind), t, c, at, np.zeros_like(at)]
+    outputs = ptx_lanes.run(assembly(blocks), {f"${4 * blocks + i}": value for i, value in enumerate(inputs)}, memory)
+    bits = np.zeros((rows * groups, calls, GROUP), np.uint32)
+    for b in range(blocks):
+        for pair in range(4):
+            value = outputs[f"${4 * b + pair}"].reshape(-1, calls)
+            for call in range(calls):
+                k = 16 * (4 * (b % 2) + pair) + call * blocks + b - b % 2
+                bits[:, call, k], bits[:, call, k + 1] = value[:, call] & 0xFFFF, value[:, call] >> 16
+    return bits.sum(1).reshape(codes.shape)
+
+
+def cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
+    """weight, codes, scales."""
+    generator = torch.Generator().manual_seed(7)
+    gauss = (torch.randn(24, 3 * GROUP, generator=generator) * 0.02).bfloat16()
+    matrix = rtn.quantize(gauss)
+    few = unpack(matrix.codes), matrix.scales
+    flagged = gauss.clone()
+    flagged[3, 5] = flagged[7] = flagged[20, 300] = 0
+    flagged[11, 7] = float("inf")
+    patterns = torch.randint(-32768, 32768, (40, 2 * GROUP), generator=generator).to(torch.int16).view(torch.bfloat16)
+    sizes = torch.tensor([0.0, 1e-6, 1.0, 1e4]).repeat(20).view(40, 2)
+    scales = (torch.randn(40, 2, generator=generator).abs() * sizes).half()
+    codes = torch.randint(-8, 8, patterns.shape, generator=generator, dtype=torch.int8)
+    half = torch.where(torch.rand(codes.shape, generator=generator) < 0.5, 0, codes)
+    whole = scales.float().repeat_interleave(GROUP, dim=1)
+    small = (whole * (torch.rand(whole.shape, generator=generator) - 0.5)).bfloat16()
+    near = torch.where(half == 0, small, (whole * half * 1.01).bfloat16())
+    nothing = torch.zeros_like(codes)
+    return {
+        "gauss": (gauss, *few),
+        "gauss, flagged": (flagged, *few),
+        "any pattern, any code": (patterns, codes, scales),
+        "half of the codes 0": (near, half, scales),
+        "no code but 0": (small, nothing, scales),
+        "no code but 0, flagged": (patterns, nothing, scales),
+    }
+
+
+FLAGGED = {"gauss": 0, "gauss, flagged": 4, "any pattern, any code": 40, "no code but 0, flagged": 40}
+
+
+@pytest.mark.parametrize("blocks", (2, 4))
+@pytest.mark.parametrize("name", cases())
+def test_the_assembly_rebuilds_every_weight_and_reads_nothing_beyond_its_entry(name: str, blocks: int) -> None:
+    weight, codes, scales = cases()[name]
+    codes = sanitised(weight, codes, scales)
+    coded = code_matrix(weight, codes, scales)
+    assert int((coded.starts < 0).sum()) == FLAGGED.get(name, 0)
+    wanted = weight.view(torch.int16).numpy().astype(np.uint32) & 0xFFFF
+    np.testing.assert_array_equal(rebuilt(coded, codes, scales, blocks), wanted)
+
+
+def test_what_is_read_behind_the_last_tail_ends_within_a_trailer() -> None:
+    assert OVERREAD_BYTES <= TRAILER_BYTES
+
+
+@pytest.mark.parametrize("flagged", (False, True))
+def test_bases_are_the_exact_sums_rounded_once_for_every_scale_and_code(flagged: bool) -> None:
+    scales = torch.arange(0x7C00, dtype=torch.int16).view(torch.float16)[:, None]  # all that are finite and not negative
+    codes = torch.arange(-8, 8, dtype=torch.int8).repeat(GROUP // 16).expand(len(scales), 1, GROUP)
+    found = _bases(codes, scales, torch.full((len(scales),), flagged))[:, 0, :16].numpy().astype(np.uint32)
+    t = ptx_lanes.to_bf16(scales.double().numpy() * 7 / 16)
+    c = np.full_like(t, NOTHING) if flagged else np.maximum(t.astype(np.int64) - BELOW, 0).astype(np.uint32)
+    as_double = [(bits << np.uint32(16)).view(np.float32).astype(np.float64) for bits in (t, c)]
+    exact = np.arange(-8.0, 8.0) * as_double[0] + as_double[1]  # 4 · 8 bits, 2^16 times c's 8: no float64 rounds them
+    np.testing.assert_array_equal(found, ptx_lanes.to_bf16(exact))
