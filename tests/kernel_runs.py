@@ -1,7 +1,7 @@
 """Runs decode-kernel checks in a process of its own, since Triton decides once whether it interprets or compiles.
 
-python tests/kernel_runs.py interpret GROUP… | compile SHAPE… | compile_rest all | decode FAMILY…: one JSON object on
-the last line.
+python tests/kernel_runs.py interpret GROUP… | emulate GROUP… | compile SHAPE… | compile_rest all | decode FAMILY…: one
+JSON object on the last line.
 """
 
 from __future__ import annotations
@@ -293,6 +293,51 @@ def compiled_nested(name: str) -> list[list[Any]]:
     ]
 
 
+def emulated(group: str) -> Iterator[Any]:
+    """The nested kernels in the interpreter, but with their assembly, by ptx_lanes."""
+    import numpy as np
+    import ptx_lanes
+    import torch
+    from triton.runtime import interpreter
+
+    from scripts.gpu import nested_checks as nested
+    from scripts.gpu.decode_checks import Env
+    from specter_core.nested.kernels import decode
+    from specter_core.verify.kernels import nested_ffn
+    from specter_core.verify.kernels.grouped_ffn import GroupedTile
+
+    class Results(list[Any]):
+        get_result = list.__getitem__
+
+    def load(at: Any) -> Any:
+        ones = np.ones(at.shape, bool)
+        return interpreter._interpreter.load(at.astype(np.uint64), ones, np.zeros(at.shape, np.uint32), np.dtype(np.uint32))
+
+    def inline_asm(self: Any, text: str, constraints: str, values: list[Any], kinds: list[Any], *_: Any) -> Any:
+        outputs, shape = constraints.count("="), values[0].data.shape
+        unsigned = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+        inputs = [v.data.reshape(-1) for v in values]
+        inputs = [v if v.dtype == np.float32 else v.view(unsigned[v.itemsize]) for v in inputs]
+        found = ptx_lanes.run(text, {f"${outputs + i}": value for i, value in enumerate(inputs)}, load)
+        wanted = [(found[f"${i}"], kind.scalar) for i, kind in enumerate(kinds)]
+        signed = {16: np.int16, 32: np.int32}
+        return Results(
+            interpreter.TensorHandle(bits.view(signed[kind.primitive_bitwidth]).reshape(shape), kind)
+            for bits, kind in wanted
+        )
+
+    interpreter.InterpreterBuilder.create_inline_asm = inline_asm
+    decode.uses_assembly = nested_ffn.uses_assembly = lambda tensor: True
+    env, fp32 = Env.make("cpu", torch.float16, seed=11), Env.make("cpu", torch.float32, seed=12)
+    pairs = (GroupedTile(block_n=32, warps=8), GroupedTile(block_n=32, warps=8))  # a thread has two words
+    groups: dict[str, Callable[[], Iterator[Any]]] = {
+        "rebuild": lambda: nested.rebuild_checks(env, 32, 512),
+        "nested": lambda: nested.nested_checks(env, 3, 2, 256, 128, 5),
+        "nested_pairs": lambda: nested.nested_checks(fp32, 3, 1, 128, 128, 3, pairs),
+    }
+    yield from groups[group]()
+
+
 def main() -> None:
     warnings.filterwarnings("ignore", category=RuntimeWarning)
     mode, *groups = sys.argv[1:]
@@ -302,6 +347,8 @@ def main() -> None:
         result = {name: compiled_nested(name) for name in groups}
     elif mode == "compile_rest":
         result = {"all": compiled_rest()}
+    elif mode == "emulate":
+        result = {group: [list(check) for check in emulated(group)] for group in groups}
     elif mode == "interpret":
         result = {group: [list(check) for check in interpreted(group)] for group in groups}
     else:

@@ -8,20 +8,31 @@ from collections.abc import Callable
 import numpy as np
 
 Registers = dict[str, np.ndarray]
+Load = Callable[[np.ndarray], np.ndarray]
+"""Addresses int64 -> words uint32."""
 _ADDRESS = re.compile(r"\[(\w+)(?: \+ (\d+))?\]")
 
 
-def run(text: str, inputs: Registers, memory: np.ndarray | None = None) -> Registers:
-    """Operands "$0", … after the text, uint32 [lanes]; inputs: those that it reads, of one length; addresses are indices
-    into memory, uint8."""
+def words_within(memory: np.ndarray) -> Load:
+    """Addresses are indices into memory, uint8, and must lie inside."""
+
+    def load(at: np.ndarray) -> np.ndarray:
+        assert (at % 4 == 0).all() and at.min() >= 0 and at.max() + 4 <= memory.size, "read outside"
+        return memory.view(np.uint32)[at // 4]
+
+    return load
+
+
+def run(text: str, inputs: Registers, load: Load | None = None) -> Registers:
+    """Operands "$0", … after the text, uint32 [lanes]; inputs: those that it reads, of one length."""
     lines = [line.strip() for line in re.sub(r"^\{|\}$", "", text.strip()).replace(":", ";").split(";")]
     lines = [line for line in lines if line and not line.startswith(".reg")]
     lanes = len(next(iter(inputs.values())))
-    found = _from(0, lines, {name: np.asarray(value) for name, value in inputs.items()}, lanes, memory)
+    found = _from(0, lines, {name: np.asarray(value) for name, value in inputs.items()}, lanes, load)
     return {name: value for name, value in found.items() if name.startswith("$")}
 
 
-def _from(start: int, lines: list[str], registers: Registers, lanes: int, memory: np.ndarray | None) -> Registers:
+def _from(start: int, lines: list[str], registers: Registers, lanes: int, load: Load | None) -> Registers:
     registers = dict(registers)
     at = start
     while at < len(lines):
@@ -32,7 +43,7 @@ def _from(start: int, lines: list[str], registers: Registers, lanes: int, memory
             guard, _, label = line.split()
             taken = registers[guard[1:]]
             parts = [
-                _from(to, lines, {name: value[of] for name, value in registers.items()}, int(of.sum()), memory)
+                _from(to, lines, {name: value[of] for name, value in registers.items()}, int(of.sum()), load)
                 for of, to in ((taken, lines.index(label)), (~taken, at)) if of.any()
             ]  # fmt: skip
             if len(parts) == 1:
@@ -42,7 +53,7 @@ def _from(start: int, lines: list[str], registers: Registers, lanes: int, memory
         if name == "bra":
             at = lines.index(rest)
             continue
-        _step(name, [part.strip() for part in re.split(r",\s*(?![^{]*\})", rest)], registers, lanes, memory)
+        _step(name, [part.strip() for part in re.split(r",\s*(?![^{]*\})", rest)], registers, lanes, load)
     return registers
 
 
@@ -52,14 +63,14 @@ def _merged(taken: np.ndarray, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return whole
 
 
-def _step(name: str, operands: list[str], registers: Registers, lanes: int, memory: np.ndarray | None) -> None:
+def _step(name: str, operands: list[str], registers: Registers, lanes: int, load: Load | None) -> None:
     target, rest = operands[0], operands[1:]
     if name.startswith("ld.global"):
-        assert memory is not None
+        assert load is not None
         register, offset = _ADDRESS.fullmatch(rest[0]).groups()  # type: ignore[union-attr]
-        place = registers[register].astype(np.int64) + int(offset or 0)
-        assert (place % 4 == 0).all() and place.min() >= 0 and place.max() + 4 <= memory.size, "read outside"
-        registers[target] = memory.view("<u4")[place // 4]
+        registers[target] = load(registers[register].astype(np.int64) + int(offset or 0))
+        return
+    if name.startswith("prefetch"):
         return
     if name == "mov.b64":
         if target.startswith("{"):

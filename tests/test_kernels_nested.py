@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import kernel_runs
 import pytest
 
 pytest.importorskip("triton")
 
-GROUPS = ("rebuild", "nested", "nested_fp32")
+GROUPS = {"interpret": ("rebuild", "nested", "nested_fp32"), "emulate": ("rebuild", "nested", "nested_pairs")}
+"""interpret: weight by weight; emulate: by the assembly, four and two words at once."""
 
 
-@pytest.fixture(scope="module")
-def results() -> dict[str, Any]:
-    return kernel_runs.run("interpret", *GROUPS)
-
-
-@pytest.mark.parametrize("group", GROUPS)
-def test_rebuilt_weights_and_their_products_differ_in_no_bit(results: dict[str, Any], group: str) -> None:
-    assert results[group]
-    assert [check for check in results[group] if not check[1] <= check[2]] == []
+@pytest.mark.parametrize("mode", GROUPS)
+def test_rebuilt_weights_and_their_products_differ_in_no_bit(mode: str) -> None:
+    results = kernel_runs.run(mode, *GROUPS[mode])
+    for group in GROUPS[mode]:
+        assert results[group]
+        assert [check for check in results[group] if not check[1] <= check[2]] == []
 
 
 @pytest.mark.parametrize("shape", ("deepseek_v2_lite", "phi3.5_moe"))

@@ -84,9 +84,9 @@ def test_rounding_to_nearest_needs_no_other_codes(seed: int, size: float) -> Non
 def test_the_orders_name_every_input_of_a_group_once_and_follow_the_draft_kernels_words() -> None:
     assert sorted(STORED_ORDER) == sorted(TAIL_ORDER) == list(range(GROUP))
     matrix = Int4Matrix(pack(torch.randint(-8, 8, (1, GROUP)).to(torch.int8)), torch.ones(1, 1, dtype=torch.float16))
-    words = repack_for_gemv(matrix).words[0]
-    nibbles = torch.stack([(words >> (4 * j)) & 15 for j in range(8)], dim=1).flatten()  # word after word
-    assert torch.equal(nibbles - 8, unpack(matrix.codes)[0, list(TAIL_ORDER)].to(torch.int32))
+    halves = repack_for_gemv(matrix).words.view(torch.int16).view(-1, 2, 2).transpose(1, 2)  # pair of words, half, word
+    nibbles = torch.stack([(halves >> (4 * j)) & 15 for j in range(4)], dim=-1).flatten()
+    assert torch.equal(nibbles - 8, unpack(matrix.codes)[0, list(TAIL_ORDER)].to(torch.int16))
 
 
 @pytest.mark.parametrize("name", MODELS)

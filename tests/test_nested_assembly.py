@@ -48,7 +48,8 @@ def rebuilt(coded: CodedMatrix, codes: Tensor, scales: Tensor, blocks: int) -> n
                 kind.append(operand)
     t, c = (np.repeat(t_and_c[name], calls) for name in ("$0", "$1"))
     inputs = [*(operand for kind in operands for operand in kind), t, c, at, np.zeros_like(at)]
-    outputs = ptx_lanes.run(assembly(blocks), {f"${4 * blocks + i}": value for i, value in enumerate(inputs)}, memory)
+    named = {f"${4 * blocks + i}": value for i, value in enumerate(inputs)}
+    outputs = ptx_lanes.run(assembly(blocks), named, ptx_lanes.words_within(memory))
     bits = np.zeros((rows * groups, calls, GROUP), np.uint32)
     for b in range(blocks):
         for pair in range(4):

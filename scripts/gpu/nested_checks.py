@@ -25,7 +25,8 @@ from specter_core.verify.kernels.nested_ffn import DOWN_TILE, GATE_UP_TILE, Resi
 
 
 def rebuild_checks(env: Env, rows: int, inputs: int) -> Iterator[Check]:
-    """The decode kernel on round-to-nearest codes, on arbitrary patterns with arbitrary codes, and on zeros alone."""
+    """The decode kernel on round-to-nearest codes (some rows flagged), on arbitrary patterns with arbitrary codes, and
+    on codes 0 alone, of patterns and of weights that nibbles reach."""
 
     def check(name: str, weight: Tensor, matrix: Int4Matrix) -> Check:
         codes = sanitised(weight, unpack(matrix.codes), matrix.scales)
@@ -38,6 +39,7 @@ def rebuild_checks(env: Env, rows: int, inputs: int) -> Iterator[Check]:
     for name, spread in (("gauss", 0.0), ("heavy tails", 1.5)):
         size = torch.exp(env.randn(rows, inputs, dtype=torch.float32) * spread) * 0.02
         weight = (env.randn(rows, inputs, dtype=torch.float32) * size).bfloat16()
+        weight[::8, 5] = 0
         yield check(f"rebuilt weights that differ: {name}", weight, rtn.quantize(weight))
     patterns = env.randint(-32768, 32768, rows, inputs).to(torch.int16).view(torch.bfloat16)
     codes = env.randint(-8, 8, rows, inputs).to(torch.int8)
@@ -47,6 +49,9 @@ def rebuild_checks(env: Env, rows: int, inputs: int) -> Iterator[Check]:
     yield check("rebuilt weights that differ: any pattern, any code", patterns, Int4Matrix(pack(codes), scales.half()))
     zeros = Int4Matrix(torch.full((rows, inputs // 2), 0x88, dtype=torch.uint8, device=env.device), scales.half())
     yield check("rebuilt weights that differ: no code but 0", patterns, zeros)
+    small = env.randn(rows, inputs, dtype=torch.float32).clamp_(-2, 2) * 0.2
+    near = (small * scales.half().float().repeat_interleave(GROUP, dim=1)).bfloat16()
+    yield check("rebuilt weights that differ: no code but 0, nibbles", near, zeros)
 
 
 def nested_checks(
@@ -56,11 +61,14 @@ def nested_checks(
 ) -> Iterator[Check]:  # fmt: skip
     """Grouped products from nested slots, by table and by list, against `grouped_ffn` on the same weights in env.dtype.
 
-    Two layers' codes are resident, the second is meant. Expert 0 has nothing but codes 0.
+    Two layers' codes are resident, the second is meant. Expert 0 has nothing but codes 0, expert 1 flagged rows.
     """
     layout = NestedLayout(hidden, width)
     weights = [_expert(env, hidden, width) for _ in range(experts)]
+    for matrix in weights[1]:
+        matrix[::5, 9] = 0
     codes = [round_to_nearest(w) for w in weights]
+    assert sanitised_codes(*batch_of(weights[1]), codes[1]).flagged > layout.rows // 5
     codes[0] = ExpertCodes(*(Int4Matrix(torch.full_like(m.codes, 0x88), m.scales) for m in codes[0]))
     found = [sanitised_codes(*batch_of(w), c) for w, c in zip(weights, codes, strict=True)]
     size = layout.payload_bytes(max(f.tails[0] for f in found))

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specter_core.draft.int4 import GROUP
-from specter_core.nested.kernels.rebuild import rebuild_group, row_cursors
+from specter_core.nested.kernels.rebuild import rebuild_group, row_cursors, uses_assembly
 
 ROWS = 8
 
@@ -55,6 +55,6 @@ def decode_rows(words: Tensor, scales: Tensor, symbols: Tensor, tails: Tensor, s
         out,
         K=inputs,
         ROWS=ROWS,
-        ASM=out.is_cuda or out.is_meta,
+        ASM=uses_assembly(out),
         num_warps=1,
     )

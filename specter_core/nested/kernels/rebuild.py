@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
 from specter_core.nested import code
 from specter_core.nested.kernels import assembly
@@ -23,6 +24,11 @@ NIBBLE_LOWS = tl.constexpr(0x77777777)
 BLOCKS, SCALES = tl.constexpr(assembly.BLOCKS), tl.constexpr(assembly.SCALES)
 TWO_BLOCKS, FOUR_BLOCKS = tl.constexpr(assembly.assembly(2)), tl.constexpr(assembly.assembly(4))
 OF_TWO, OF_FOUR = tl.constexpr(assembly.constraints(2)), tl.constexpr(assembly.constraints(4))
+
+
+def uses_assembly(tensor: Tensor) -> bool:
+    """ASM of the kernels that work on it: Triton's interpreter has none."""
+    return tensor.device.type != "cpu"
 
 
 @triton.jit

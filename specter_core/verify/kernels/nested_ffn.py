@@ -16,7 +16,7 @@ from torch import Tensor
 
 from specter_core.draft.int4 import GROUP
 from specter_core.draft.kernels.layout import GemvMatrix
-from specter_core.nested.kernels.rebuild import prefetch_tails, rebuild_group, row_cursors
+from specter_core.nested.kernels.rebuild import prefetch_tails, rebuild_group, row_cursors, uses_assembly
 from specter_core.nested.layout import NestedLayout
 from specter_core.verify.kernels.grouped_ffn import GroupedTile, _tile_pairs
 
@@ -187,7 +187,7 @@ def nested_ffn(
     shape = {
         "H": hidden, "WIDTH": width, "ENTRY": entries.shape[1],
         "SYMBOLS": layout.symbols_at, "TAILS": layout.tails_at, "CAPACITY": members.shape[1],
-        "LISTED": experts is not None, "FENCE": entries.is_cuda or entries.is_meta,
+        "LISTED": experts is not None, "FENCE": uses_assembly(entries),
         "LINES": 4,
     }  # fmt: skip
     most = count if most is None else most
