@@ -286,7 +286,8 @@ def compiled_nested(name: str) -> list[list[Any]]:
                        layout=layout, top_k=k, experts=listed)  # fmt: skip
         symbols, tails = empty(hidden, width // 4), empty(1 << 20, dtype=torch.uint8)
         words, scales = (t[0] for t in down[0])
-        decode_rows(words, scales, symbols, tails, empty(hidden), empty(hidden, width, dtype=torch.int16))
+        decode_rows(words, scales, symbols, tails, empty(hidden), empty(hidden),
+                    empty(hidden, width, dtype=torch.int16))  # fmt: skip
     return [
         [kernel, built.metadata.shared, "mma.sync" in built.asm["ptx"], "kWidth = 4" not in built.asm["ttgir"]]
         for kernel, built in found
@@ -311,7 +312,9 @@ def emulated(group: str) -> Iterator[Any]:
 
     def load(at: Any) -> Any:
         ones = np.ones(at.shape, bool)
-        return interpreter._interpreter.load(at.astype(np.uint64), ones, np.zeros(at.shape, np.uint32), np.dtype(np.uint32))
+        return interpreter._interpreter.load(
+            at.astype(np.uint64), ones, np.zeros(at.shape, np.uint32), np.dtype(np.uint32)
+        )
 
     def inline_asm(self: Any, text: str, constraints: str, values: list[Any], kinds: list[Any], *_: Any) -> Any:
         outputs, shape = constraints.count("="), values[0].data.shape

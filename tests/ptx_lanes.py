@@ -1,4 +1,4 @@
-"""PTX of the nested kernels' inline assembly in NumPy: integers, pairs of BF16, loads that must lie inside, branches."""
+"""PTX of the nested kernels' inline assembly in NumPy: integers, pairs of BF16, loads, branches."""
 
 from __future__ import annotations
 
@@ -125,9 +125,9 @@ def _pairs(operation: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
 
     def packed(*operands: np.ndarray) -> np.ndarray:
         low, high = (
-            to_bf16(operation(*((o << shift & 0xFFFF0000).astype(np.uint32).view(np.float32).astype(float) for o in operands)))
-            for shift in (np.uint32(16), np.uint32(0))
-        )  # fmt: skip
+            to_bf16(operation(*(from_bf16(o >> np.uint32(shift) & np.uint32(0xFFFF)) for o in operands)))
+            for shift in (0, 16)
+        )
         return low | high << np.uint32(16)
 
     return packed
@@ -139,6 +139,11 @@ def to_bf16(value: np.ndarray) -> np.ndarray:
     rounded = np.ldexp(np.rint(np.ldexp(value, -exponent)), exponent)  # 8 bits: exact in float32
     assert ((np.abs(rounded) >= 2.0**-126) | (value == 0)).all()
     return rounded.astype(np.float32).view(np.uint32) >> np.uint32(16)
+
+
+def from_bf16(bits: np.ndarray) -> np.ndarray:
+    """uint32 -> float64."""
+    return (bits << np.uint32(16)).view(np.float32).astype(np.float64)
 
 
 def _signed(value: np.ndarray) -> np.ndarray:
@@ -163,6 +168,7 @@ OPERATIONS: dict[str, Callable[..., np.ndarray]] = {
     "lop3.b32": _lop3,
     "selp.b32": lambda a, b, p: np.where(p, a, b),
     "setp.lt.s32": lambda a, b: _signed(a) < _signed(b),
+    "setp.ne.u32": lambda a, b: a != b,
     "setp.gt.or.u32": lambda a, b, p: (a > b) | p,
     "mul.rn.f32": lambda a, b: a.view(np.float32) * b.view(np.float32),
     "abs.f32": np.abs,

@@ -78,7 +78,7 @@ def test_rounding_to_nearest_needs_no_other_codes(seed: int, size: float) -> Non
     codes = unpack(matrix.codes)
     assert torch.equal(sanitised(weight, codes, matrix.scales), codes)
     coded, zeros = code_matrix(weight, codes, matrix.scales), (codes == 0).sum(1)
-    assert coded.tails.numel() == int(torch.where(coded.starts < 0, zeros, (zeros + 1) // 2).sum())
+    assert coded.tails.numel() == int(torch.where(coded.flags != 0, zeros, (zeros + 1) // 2).sum())
 
 
 def test_the_orders_name_every_input_of_a_group_once_and_follow_the_draft_kernels_words() -> None:

@@ -12,7 +12,7 @@ from specter_core.draft import rtn
 from specter_core.draft.int4 import GROUP, Int4Matrix, pack, unpack
 from specter_core.draft.kernels.layout import repack_for_gemv
 from specter_core.memory.payload import TRAILER_BYTES
-from specter_core.nested.code import BELOW, NOTHING, START, TAIL_ORDER, CodedMatrix, _bases, code_matrix, sanitised
+from specter_core.nested.code import BELOW, NOTHING, TAIL_ORDER, CodedMatrix, _bases, code_matrix, flag_span, sanitised
 from specter_core.nested.kernels.assembly import BLOCKS, SCALES, assembly
 from specter_core.nested.layout import OVERREAD_BYTES
 
@@ -29,15 +29,16 @@ def rebuilt(coded: CodedMatrix, codes: Tensor, scales: Tensor, blocks: int) -> n
     size = coded.tails.numel()
     memory = np.full((size + OVERREAD_BYTES) // 4 * 4, 0xA5, np.uint8)
     memory[:size] = coded.tails.numpy()
-    starts = coded.starts.numpy()
-    cursor = np.where(starts < 0, starts, starts * 2)
+    bit = np.arange(groups) // flag_span(groups)
+    flagged = coded.flags.numpy()[:, None] >> bit & 1  # [rows, groups]
     zero = (codes.view(rows, groups, GROUP)[..., list(TAIL_ORDER)] == 0).numpy()
-    counts = zero.reshape(rows, groups * calls, -1).sum(2)
-    at = ((cursor & START)[:, None] + counts.cumsum(1) - counts).astype(np.uint32).ravel()
+    sizes = zero.sum(2) * (1 + flagged)
+    begin = np.repeat(2 * coded.starts.numpy()[:, None] + sizes.cumsum(1) - sizes, calls)
+    counts = zero.reshape(rows * groups, calls, -1).sum(2)
+    before = (counts.cumsum(1) - counts).ravel()
     code_words = words_of(repack_for_gemv(Int4Matrix(pack(codes), scales)).words).reshape(-1, blocks)
     symbols = words_of(coded.symbols).reshape(-1, 2, calls, blocks).swapaxes(1, 2).reshape(-1, 2, blocks)
-    scale, of_row = scales.float().numpy().ravel(), np.repeat(cursor.astype(np.int32).view(np.uint32), groups)
-    t_and_c = ptx_lanes.run(SCALES, {"$2": scale, "$3": of_row})
+    t_and_c = ptx_lanes.run(SCALES, {"$2": scales.float().numpy().ravel(), "$3": flagged.astype(np.uint32).ravel()})
     operands: list[list[np.ndarray]] = [[], [], [], [], []]
     for word in range(0, blocks, 2):
         made = ptx_lanes.run(BLOCKS, {"$4": code_words[:, word], "$5": code_words[:, word + 1]})
@@ -47,7 +48,8 @@ def rebuilt(coded: CodedMatrix, codes: Tensor, scales: Tensor, blocks: int) -> n
             for kind, operand in zip(operands, block, strict=True):
                 kind.append(operand)
     t, c = (np.repeat(t_and_c[name], calls) for name in ("$0", "$1"))
-    inputs = [*(operand for kind in operands for operand in kind), t, c, at, np.zeros_like(at)]
+    places = [place.astype(np.uint32) for place in (begin, begin + before, 0 * begin)]
+    inputs = [*(operand for kind in operands for operand in kind), t, c, *places]
     named = {f"${4 * blocks + i}": value for i, value in enumerate(inputs)}
     outputs = ptx_lanes.run(assembly(blocks), named, ptx_lanes.words_within(memory))
     bits = np.zeros((rows * groups, calls, GROUP), np.uint32)
@@ -69,6 +71,9 @@ def cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     flagged = gauss.clone()
     flagged[3, 5] = flagged[7] = flagged[20, 300] = 0
     flagged[11, 7] = float("inf")
+    long = (torch.randn(2, 33 * GROUP, generator=generator) * 0.02).bfloat16()
+    matrix = rtn.quantize(long)
+    long[0, 130] = long[1, 32 * GROUP] = 0  # the first group that shares a flag, the last, which has one of its own
     patterns = torch.randint(-32768, 32768, (40, 2 * GROUP), generator=generator).to(torch.int16).view(torch.bfloat16)
     sizes = torch.tensor([0.0, 1e-6, 1.0, 1e4]).repeat(20).view(40, 2)
     scales = (torch.randn(40, 2, generator=generator).abs() * sizes).half()
@@ -81,6 +86,7 @@ def cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     return {
         "gauss": (gauss, *few),
         "gauss, flagged": (flagged, *few),
+        "shared flags": (long, unpack(matrix.codes), matrix.scales),
         "any pattern, any code": (patterns, codes, scales),
         "half of the codes 0": (near, half, scales),
         "no code but 0": (small, nothing, scales),
@@ -88,7 +94,7 @@ def cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
     }
 
 
-FLAGGED = {"gauss": 0, "gauss, flagged": 4, "any pattern, any code": 40, "no code but 0, flagged": 40}
+FLAGS = {"gauss, flagged": 6, "shared flags": 2, "any pattern, any code": 80, "no code but 0, flagged": 80}
 
 
 @pytest.mark.parametrize("blocks", (2, 4))
@@ -97,7 +103,7 @@ def test_the_assembly_rebuilds_every_weight_and_reads_nothing_beyond_its_entry(n
     weight, codes, scales = cases()[name]
     codes = sanitised(weight, codes, scales)
     coded = code_matrix(weight, codes, scales)
-    assert int((coded.starts < 0).sum()) == FLAGGED.get(name, 0)
+    assert sum((word & 0xFFFFFFFF).bit_count() for word in coded.flags.tolist()) == FLAGS.get(name, 0)
     wanted = weight.view(torch.int16).numpy().astype(np.uint32) & 0xFFFF
     np.testing.assert_array_equal(rebuilt(coded, codes, scales, blocks), wanted)
 
@@ -108,11 +114,12 @@ def test_what_is_read_behind_the_last_tail_ends_within_a_trailer() -> None:
 
 @pytest.mark.parametrize("flagged", (False, True))
 def test_bases_are_the_exact_sums_rounded_once_for_every_scale_and_code(flagged: bool) -> None:
-    scales = torch.arange(0x7C00, dtype=torch.int16).view(torch.float16)[:, None]  # all that are finite and not negative
+    scales = torch.arange(0x7C00, dtype=torch.int16).view(torch.float16)[:, None]  # all not negative
     codes = torch.arange(-8, 8, dtype=torch.int8).repeat(GROUP // 16).expand(len(scales), 1, GROUP)
-    found = _bases(codes, scales, torch.full((len(scales),), flagged))[:, 0, :16].numpy().astype(np.uint32)
+    found = _bases(codes, scales, torch.full(scales.shape, flagged))[:, 0, :16].numpy().astype(np.uint32)
     t = ptx_lanes.to_bf16(scales.double().numpy() * 7 / 16)
     c = np.full_like(t, NOTHING) if flagged else np.maximum(t.astype(np.int64) - BELOW, 0).astype(np.uint32)
-    as_double = [(bits << np.uint32(16)).view(np.float32).astype(np.float64) for bits in (t, c)]
-    exact = np.arange(-8.0, 8.0) * as_double[0] + as_double[1]  # 4 · 8 bits, 2^16 times c's 8: no float64 rounds them
+    exact = np.arange(-8.0, 8.0) * ptx_lanes.from_bf16(t) + ptx_lanes.from_bf16(
+        c
+    )  # 4 · 8 bits, 2^16 times c's 8: no float64 rounds them
     np.testing.assert_array_equal(found, ptx_lanes.to_bf16(exact))

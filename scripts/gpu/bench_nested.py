@@ -115,13 +115,13 @@ def codec(bench: Bench, shape: Shape, kind: str) -> None:
         split = 2 * shape.width * shape.hidden
         symbols = payload[layout.symbols_at : layout.tails_at].view(torch.int32)
         symbols = symbols[: split // 4] if i == 0 else symbols[split // 4 :]
-        starts = payload[: 4 * layout.rows].view(torch.int32)[rows]
+        starts, flags = (header[rows] for header in payload[: 8 * layout.rows].view(torch.int32).view(2, -1))
         out = torch.zeros(weight.shape, dtype=torch.int16, device="cuda")
         tails = torch.cat([payload, payload.new_zeros(256)])[layout.tails_at :]
 
-        def run(gemv: GemvMatrix = gemv, symbols: Tensor = symbols, starts: Tensor = starts, out: Tensor = out,
-                tails: Tensor = tails) -> None:  # fmt: skip
-            decode_rows(gemv.words, gemv.scales, symbols, tails, starts, out)
+        def run(gemv: GemvMatrix = gemv, symbols: Tensor = symbols, starts: Tensor = starts, flags: Tensor = flags,
+                out: Tensor = out, tails: Tensor = tails) -> None:  # fmt: skip
+            decode_rows(gemv.words, gemv.scales, symbols, tails, starts, flags, out)
 
         run()
         wrong += int((out != weight.contiguous().view(torch.int16)).sum())
@@ -217,8 +217,8 @@ def ffn_row(bench: Bench, shape: Shape, name: str, case: Case, us: float, bytes_
     bench.row(shape.name, what, us, "us", f"{case.distinct * bytes_per_expert / us / 1e6:.2f} TB/s")
 
 
-GATE_UP_CANDIDATES = ((32, 4, 4, None), (32, 4, 3, 96), (64, 8, 3, None))
-DOWN_CANDIDATES = ((32, 4, 3, None), (64, 4, 4, None), (32, 4, 3, 80))
+GATE_UP_CANDIDATES = ((32, 4, 3, None), (64, 8, 3, None), (32, 4, 2, 128))
+DOWN_CANDIDATES = ((64, 4, 3, None), (32, 4, 3, None), (64, 8, 3, None))
 """Outputs per program, warps, stages, registers: besides the kernels' own tiles."""
 
 

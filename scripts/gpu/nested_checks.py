@@ -25,15 +25,15 @@ from specter_core.verify.kernels.nested_ffn import DOWN_TILE, GATE_UP_TILE, Resi
 
 
 def rebuild_checks(env: Env, rows: int, inputs: int) -> Iterator[Check]:
-    """The decode kernel on round-to-nearest codes (some rows flagged), on arbitrary patterns with arbitrary codes, and
-    on codes 0 alone, of patterns and of weights that nibbles reach."""
+    """The decode kernel on round-to-nearest codes (some groups flagged), on arbitrary patterns with arbitrary codes,
+    and on codes 0 alone, of patterns and of weights that nibbles reach."""
 
     def check(name: str, weight: Tensor, matrix: Int4Matrix) -> Check:
         codes = sanitised(weight, unpack(matrix.codes), matrix.scales)
         coded, gemv = code_matrix(weight, codes, matrix.scales), repack_for_gemv(Int4Matrix(pack(codes), matrix.scales))
         out = torch.full(weight.shape, -9, dtype=torch.int16, device=env.device)
         tails = torch.cat([coded.tails, coded.tails.new_full((OVERREAD_BYTES,), 255)])
-        decode_rows(gemv.words, gemv.scales, coded.symbols.view(torch.int32), tails, coded.starts, out)
+        decode_rows(gemv.words, gemv.scales, coded.symbols.view(torch.int32), tails, coded.starts, coded.flags, out)
         return Check(f"{name} {rows}x{inputs}", bit_mismatches(out, weight.view(torch.int16)), 0.0)
 
     for name, spread in (("gauss", 0.0), ("heavy tails", 1.5)):
@@ -61,12 +61,12 @@ def nested_checks(
 ) -> Iterator[Check]:  # fmt: skip
     """Grouped products from nested slots, by table and by list, against `grouped_ffn` on the same weights in env.dtype.
 
-    Two layers' codes are resident, the second is meant. Expert 0 has nothing but codes 0, expert 1 flagged rows.
+    Two layers' codes are resident, the second is meant. Expert 0 has nothing but codes 0, expert 1 flagged groups.
     """
     layout = NestedLayout(hidden, width)
     weights = [_expert(env, hidden, width) for _ in range(experts)]
     for matrix in weights[1]:
-        matrix[::5, 9] = 0
+        matrix[::5, :: GROUP * 2] = 0
     codes = [round_to_nearest(w) for w in weights]
     assert sanitised_codes(*batch_of(weights[1]), codes[1]).flagged > layout.rows // 5
     codes[0] = ExpertCodes(*(Int4Matrix(torch.full_like(m.codes, 0x88), m.scales) for m in codes[0]))

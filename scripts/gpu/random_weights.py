@@ -139,9 +139,9 @@ def random_model(
 
 
 def nested_bytes(config: ModelConfig) -> int:
-    """Payload size for Gaussian weights rounded at absmax / 7: a little over 16 % of the codes are 0."""
+    """Payload size for Gaussian weights rounded at absmax / 7: 16 % of the codes are 0, with half a byte each."""
     layout = NestedLayout(config.hidden, config.expert_width)
-    return layout.payload_bytes(round(0.1625 * layout.weights))
+    return layout.payload_bytes(round(0.0815 * layout.weights))
 
 
 def nest(entries: Tensor, layout: PayloadLayout, wide: Tensor, tall: Tensor, codes: list[Int4Matrix]) -> int:

@@ -8,21 +8,22 @@ q != 0: a weight that rounds to q lies between |q|·s/2 (for |q| = 1) and 3/2·|
 from 7/16·|q|·s, whatever the scale, and the roundings move that by 2. c is so much smaller than t that it decides ties
 only: they go up.
 
-q == 0: the sum is c, `BELOW` BF16 numbers under t. The tail's top bit is the weight's sign, its other three and the
-symbol count BF16 numbers up from c: 2048 of them, 16 octaves, which end half an octave above what rounds to 0. Four bits,
-a nibble, are enough for such a tail.
+q == 0: the sum is c, `BELOW` BF16 numbers under t. The tail's top bit is the weight's sign; its other three and the
+symbol count BF16 numbers up from c, 2048 of them: 16 octaves, which end just under 2t = 7/8·s, above what rounds to 0.
+Such a tail is four bits, a nibble.
 
-What no code reaches (zeros, infinities, NaNs, and of Gaussian weights two in a million) takes code 0 and flags its row:
-there tails are bytes and c is -0, which adds nothing, so that symbol and tail are the weight itself. `sanitised` moves
-the code of a weight that only another code reaches (GPTQ's error feedback makes them, 1 to 2 %) to the nearest that
-does. Signs need no case: w is only ever added to and compared as an integer, and no sum carries out of 16 bits.
+What no code reaches (zeros, infinities, NaNs, and of Gaussian weights five in a million) takes code 0 and flags its
+group: there tails are bytes, two nibbles, and c is -0, which adds nothing, so that symbol and tail are the weight
+itself. `sanitised` moves the code of a weight that only another code reaches (GPTQ's error feedback makes them, 1 to
+2 %) to the nearest that does. Signs need no case: w is only ever added to and compared as an integer, and no sum
+carries out of 16 bits.
 
-Two neighbouring 32-bit words of eight codes in the draft kernels' layout (draft/kernels/layout.py: nibble j of word n is
-input 16j + n) are taken apart into two `blocks` of eight codes: both words' lower halves, both upper ones, an even
-word's four codes first. Tails are listed by row, group, block and code (`TAIL_ORDER`), a row from a whole byte on.
-Symbols are stored so that 32-bit words of four meet pairs of neighbouring inputs: of a group's first half word n holds,
-for an even n, those of inputs n, n + 1, 16 + n and 17 + n, the word behind it those 32 further; the second half is
-that of the upper blocks, 64 further (`STORED_ORDER`).
+Two neighbouring 32-bit words of eight codes in the draft kernels' layout (draft/kernels/layout.py: nibble j of word n
+is input 16j + n) are taken apart into two `blocks` of eight codes: the lower halves of both words and the upper ones,
+the even word's four codes first. Tails are listed by row, group, block and code (`TAIL_ORDER`), a row's from a whole
+byte on. Symbols are stored so that 32-bit words of four meet pairs of neighbouring inputs: of the first half of a
+group, word n (even) holds those of inputs n, n + 1, 16 + n and 17 + n, and word n + 1 those of the inputs 32 further on;
+the second half is the same for the upper blocks, 64 further on (`STORED_ORDER`).
 """
 
 from __future__ import annotations
@@ -36,16 +37,18 @@ from specter_core.draft.int4 import GROUP
 
 BASE = 7 / 16
 """Bases are about BASE · s · q."""
-BELOW = 2048 - 64
+BELOW = 2048 - 128
 """BF16 numbers between t and c."""
 NOTHING = 0x8000
-"""c of flagged rows: -0, the number whose sum with any other, zeros included, is that other."""
-START = 0x7FFFFFFF
-"""Where a row's tails begin, among the bits of its entry in `starts`; the sign is its flag."""
+"""c of flagged groups: -0, the number whose sum with any other, zeros included, is that other."""
 
 _WORDS = GROUP // 8
 STORED_ORDER = tuple(
-    16 * (half + 2 * (n % 2) + j) + n - n % 2 + i for half in (0, 4) for n in range(_WORDS) for j in (0, 1) for i in (0, 1)
+    16 * (half + 2 * (n % 2) + j) + n - n % 2 + i
+    for half in (0, 4)
+    for n in range(_WORDS)
+    for j in (0, 1)
+    for i in (0, 1)
 )
 """Position in a stored group -> input within the group."""
 TAIL_ORDER = tuple(
@@ -55,12 +58,19 @@ TAIL_ORDER = tuple(
 
 
 class CodedMatrix(NamedTuple):
-    """symbols uint8 [rows, K] in stored order; tails uint8 [n]: two per byte, the first one low, in flagged rows one;
-    starts int32 [rows]: the byte at which a row's tails begin, the sign bit set where the row is flagged."""
+    """symbols uint8 [rows, K] in stored order; tails uint8 [n], two nibbles per byte, the first one low; starts int32
+    [rows]: the byte at which a row's tails begin; flags int32 [rows]: bit i is that of groups i · span … (`flag_span`).
+    """
 
     symbols: Tensor
     tails: Tensor
     starts: Tensor
+    flags: Tensor
+
+
+def flag_span(groups: int) -> int:
+    """Neighbouring groups of a row, of so many, that share one of its 32 flags."""
+    return -(-groups // 32)
 
 
 def sanitised(weight: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
@@ -69,7 +79,7 @@ def sanitised(weight: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     weight bfloat16 [rows, K]; scales float16 [rows, K/128]. Where codes round to nearest, nothing changes.
     """
     bits, groups = _bits(weight), _grouped(codes)
-    flags = torch.zeros(bits.shape[0], dtype=torch.bool, device=bits.device)
+    flags = torch.zeros_like(scales, dtype=torch.bool)
     reached = _reached(bits, groups, scales, flags)
     if bool(reached.all()):
         return codes
@@ -83,7 +93,7 @@ def sanitised(weight: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
     flags = _flags(bits, found, scales)
     if bool(flags.any()):
         some = moved(_reached(bits, groups, scales, flags), flags)
-        found = torch.where(flags[:, None, None], some, found)
+        found = torch.where(flags.unsqueeze(-1), some, found)
     return found.flatten(1)
 
 
@@ -92,64 +102,81 @@ def code_matrix(weight: Tensor, codes: Tensor, scales: Tensor) -> CodedMatrix:
     bits, groups = _bits(weight), _grouped(codes)
     flags = _flags(bits, groups, scales)
     symbol = bits - _bases(groups, scales, flags)
-    zero = groups == 0
-    assert bool(_fits(symbol, zero, flags).all()), "codes do not reach their weights: sanitise them first"
+    assert bool(_fits(symbol, groups == 0, flags).all()), "codes do not reach their weights: sanitise them first"
     order = _order(TAIL_ORDER, weight.device)
-    listed = zero[..., order]
-    counts = zero.flatten(1).sum(1)
-    sizes = tail_bytes(counts, flags)
+    listed = (groups == 0)[..., order]
+    sizes = _row_bytes(listed, flags)
     starts = sizes.cumsum(0) - sizes
-    at, shift = _places(listed, starts, flags)
+    at, wide = _places(listed, starts, flags)
     tails = torch.zeros(int(sizes.sum()), dtype=torch.int32, device=weight.device)
+
+    def write(nibbles: Tensor, at: Tensor) -> None:
+        tails.index_add_(0, at >> 1, nibbles << 4 * (at & 1).to(torch.int32))
+
     upper = symbol[..., order][listed] >> 8
-    nibbles = (upper & 7) | (upper >> 4 & 8)
-    wide = flags[:, None, None].expand_as(listed)[listed]
-    tails.index_add_(0, at, torch.where(wide, upper & 0xFF, nibbles << shift))
+    write(torch.where(wide, upper & 15, (upper & 7) | (upper >> 4 & 8)), at)
+    write(upper[wide] >> 4 & 15, at[wide] + 1)
     stored = (symbol & 0xFF).to(torch.uint8)[..., _order(STORED_ORDER, weight.device)]
-    marked = starts.to(torch.int32) | torch.where(flags, ~START, 0).to(torch.int32)
-    return CodedMatrix(stored.flatten(1), tails.to(torch.uint8), marked)
+    bit = torch.arange(flags.shape[1], device=weight.device) // flag_span(flags.shape[1])
+    marks = torch.zeros(len(flags), 32, dtype=torch.int64, device=weight.device).index_add_(
+        1, bit, flags.to(torch.int64)
+    )
+    words = ((marks > 0) << torch.arange(32, device=weight.device)).sum(1)
+    words = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
+    return CodedMatrix(stored.flatten(1), tails.to(torch.uint8), starts.to(torch.int32), words)
 
 
 def decode_matrix(coded: CodedMatrix, codes: Tensor, scales: Tensor) -> Tensor:
     """The inverse of `code_matrix`: bfloat16 [rows, K]. Starts count from the first of the tails, which may go on."""
-    groups, flags = _grouped(codes), coded.starts < 0
+    groups = _grouped(codes)
+    bit = torch.arange(groups.shape[1], device=codes.device) // flag_span(groups.shape[1])
+    flags = (coded.flags[:, None] >> bit.to(torch.int32) & 1) != 0
     symbol = torch.empty(groups.shape, dtype=torch.int32, device=codes.device)
     symbol[..., _order(STORED_ORDER, codes.device)] = _grouped(coded.symbols).to(torch.int32)
     w = _bases(groups, scales, flags) + symbol
     order = _order(TAIL_ORDER, codes.device)
     added, listed = w[..., order], (groups == 0)[..., order]
-    at, shift = _places(listed, (coded.starts & START).to(torch.int64), flags)
-    read = coded.tails[at].to(torch.int32)
-    nibbles = read >> shift
-    wide = flags[:, None, None].expand_as(listed)[listed]
-    added[listed] += torch.where(wide, read, (nibbles & 7) | (nibbles & 8) << 4) << 8
+    at, wide = _places(listed, coded.starts.to(torch.int64), flags)
+
+    def read(at: Tensor) -> Tensor:
+        return coded.tails[at >> 1].to(torch.int32) >> 4 * (at & 1).to(torch.int32) & 15
+
+    tails = read(at)
+    tails = torch.where(wide, tails, (tails & 7) | (tails & 8) << 4)
+    tails[wide] |= read(at[wide] + 1) << 4
+    added[listed] += tails << 8
     w[..., order] = added
     return torch.where(w >= 0x8000, w - 0x10000, w).to(torch.int16).view(torch.bfloat16).flatten(1)
 
 
-def tail_bytes(counts: Tensor, flags: Tensor) -> Tensor:
-    """Bytes of rows with so many codes 0; both [rows]."""
-    return torch.where(flags, counts, (counts + 1) // 2)
+def tail_bytes(weight: Tensor, codes: Tensor, scales: Tensor) -> tuple[Tensor, int]:
+    """Bytes of tails int64 [rows] and how many groups are flagged; arguments as for `code_matrix`."""
+    groups = _grouped(codes)
+    flags = _flags(_bits(weight), groups, scales)
+    return _row_bytes(groups == 0, flags), int(flags.sum())
 
 
-def row_flags(weight: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """bool [rows]: where `code_matrix` flags a row, arguments as there."""
-    return _flags(_bits(weight), _grouped(codes), scales)
+def _row_bytes(zero: Tensor, flags: Tensor) -> Tensor:
+    nibbles = (zero.sum(2) * (1 + flags.to(torch.int64))).sum(1)
+    return (nibbles + 1) // 2
 
 
 def _places(listed: Tensor, starts: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
-    """Byte and shift of every tail. listed bool [rows, G, 128] in tail order: where the code is 0."""
-    zero = listed.flatten(1)
-    number = (zero.cumsum(1, dtype=torch.int32) - 1)[zero]  # of a tail in its row
-    row = zero.nonzero()[:, 0]
-    wide = flags[row]
-    return starts[row] + torch.where(wide, number, number >> 1), torch.where(wide, 0, 4 * (number & 1))
+    """Of every tail: its nibble, int64, and whether it has two. listed bool [rows, G, 128]: codes 0 in tail order."""
+    wide = flags.unsqueeze(-1).expand_as(listed)
+    sizes = (listed.to(torch.int32) * (1 + wide.to(torch.int32))).flatten(1)
+    before = sizes.cumsum(1, dtype=torch.int32) - sizes
+    return (before + 2 * starts[:, None]).view(listed.shape)[listed], wide[listed]
 
 
 def _flags(bits: Tensor, groups: Tensor, scales: Tensor) -> Tensor:
-    """bool [rows]: a weight is not reached by its code as long as tails are nibbles."""
-    unflagged = torch.zeros(bits.shape[0], dtype=torch.bool, device=bits.device)
-    return ~_reached(bits, groups, scales, unflagged).flatten(1).all(1)
+    """bool [rows, G]: in one of the groups that share a flag a weight is not reached as long as tails are nibbles."""
+    missed = ~_reached(bits, groups, scales, torch.zeros_like(scales, dtype=torch.bool)).all(2)
+    span = flag_span(missed.shape[1])
+    if span == 1:
+        return missed
+    shared = torch.nn.functional.pad(missed, (0, -missed.shape[1] % span)).unflatten(1, (-1, span)).any(2)
+    return shared.repeat_interleave(span, dim=1)[:, : missed.shape[1]]
 
 
 def _reached(bits: Tensor, groups: Tensor, scales: Tensor, flags: Tensor) -> Tensor:
@@ -158,7 +185,7 @@ def _reached(bits: Tensor, groups: Tensor, scales: Tensor, flags: Tensor) -> Ten
 
 def _fits(symbol: Tensor, zero: Tensor, flags: Tensor) -> Tensor:
     """What is added to a base: 8 bits, with a nibble 11 and the sign, with a byte 16."""
-    tailed = torch.where(flags, 0xFFFF, 0x87FF)[:, None, None]
+    tailed = torch.where(flags, 0xFFFF, 0x87FF).unsqueeze(-1)
     return symbol & ~torch.where(zero, tailed, 0xFF) == 0
 
 
@@ -169,11 +196,12 @@ def _bases(groups: Tensor, scales: Tensor, flags: Tensor) -> Tensor:
     """
     assert bool(scales.isfinite().all()), "scales must be finite"
     t = (scales.to(torch.float32) * BASE).abs().to(torch.bfloat16).to(torch.float32)
-    c = torch.where(flags[:, None], NOTHING, ((t.view(torch.int32) >> 16) - BELOW).clamp_(min=0)).unsqueeze(-1)
-    bits = (groups.to(torch.float32) * t.unsqueeze(-1)).view(torch.int32)
+    c = torch.where(flags, NOTHING, ((t.view(torch.int32) >> 16) - BELOW).clamp_(min=0)).unsqueeze(-1)
+    product = groups.to(torch.float32) * t.unsqueeze(-1)
+    bits = product.view(torch.int32)
     up = torch.where((c & 0x7FFF) != 0, bits >= 0, (bits >> 16 & 1) != 0)  # what a tie does
     rounded = (bits + 0x7FFF + up.to(torch.int32)) >> 16 & 0xFFFF
-    return torch.where((bits & START) == 0, torch.where(flags[:, None, None], rounded, c), rounded)
+    return torch.where((product == 0) & (c != NOTHING), c, rounded)
 
 
 def _bits(weight: Tensor) -> Tensor:

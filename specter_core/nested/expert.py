@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specter_core.draft.int4 import Int4Matrix, pack, unpack
 from specter_core.memory.payload import ExpertViews
-from specter_core.nested.code import START, CodedMatrix, code_matrix, decode_matrix, row_flags, sanitised, tail_bytes
+from specter_core.nested.code import CodedMatrix, code_matrix, decode_matrix, sanitised, tail_bytes
 from specter_core.nested.layout import OVERREAD_BYTES, NestedLayout
 
 
@@ -29,7 +29,7 @@ class ExpertCodes(NamedTuple):
 
 class SanitisedCodes(NamedTuple):
     """codes that reach every weight; moved: how many differ from what they were; tails: bytes that each expert needs
-    beyond one symbol per weight; flagged: rows whose tails are bytes, of all experts."""
+    beyond one symbol per weight; flagged: groups whose tails are bytes, of all experts."""
 
     codes: ExpertCodes
     moved: int
@@ -44,11 +44,11 @@ def sanitised_codes(wide: Tensor, tall: Tensor, codes: ExpertCodes) -> Sanitised
     for weight, matrix in zip((wide, tall), codes, strict=True):
         before = unpack(matrix.codes)
         rows, scales = weight.flatten(0, 1), matrix.scales.flatten(0, 1)
-        codes_of_rows = sanitised(rows, before.flatten(0, 1), scales)
-        flags = row_flags(rows, codes_of_rows, scales)
-        tails += tail_bytes((codes_of_rows == 0).sum(1), flags).view(weight.shape[:2]).sum(1)
-        flagged += int(flags.sum())
-        after = codes_of_rows.view(before.shape)
+        flat = sanitised(rows, before.flatten(0, 1), scales)
+        sizes, groups = tail_bytes(rows, flat, scales)
+        tails += sizes.view(weight.shape[:2]).sum(1)
+        flagged += groups
+        after = flat.view(before.shape)
         changed = int((after != before).sum())
         moved += changed
         found.append(Int4Matrix(pack(after), matrix.scales) if changed else matrix)
@@ -62,7 +62,7 @@ def encode_experts(wide: Tensor, tall: Tensor, codes: ExpertCodes, layout: Neste
     """
     count = wide.shape[0]
     payload = torch.zeros(count, payload_bytes, dtype=torch.uint8, device=wide.device)
-    starts = torch.empty(count, layout.rows, dtype=torch.int32, device=wide.device)
+    header = torch.empty(count, 2, layout.rows, dtype=torch.int32, device=wide.device)  # starts, flags
     at, begin = layout.symbols_at, torch.zeros(count, 1, dtype=torch.int64, device=wide.device)  # tails written so far
     filled = [0] * count
     for weight, matrix in zip((wide, tall), codes, strict=True):
@@ -72,8 +72,9 @@ def encode_experts(wide: Tensor, tall: Tensor, codes: ExpertCodes, layout: Neste
         size, row = rows * inputs, 0 if at == layout.symbols_at else 2 * layout.width
         payload[:, at : at + size] = coded.symbols.view(count, size)
         at += size
-        first = coded.starts.view(count, rows)[:, :1] & START  # [B, 1], in the batch's list
-        starts[:, row : row + rows] = coded.starts.view(count, rows) + (begin - first).to(torch.int32)
+        first = coded.starts.view(count, rows)[:, :1]  # [B, 1], in the batch's list
+        header[:, 0, row : row + rows] = coded.starts.view(count, rows) - first + begin
+        header[:, 1, row : row + rows] = coded.flags.view(count, rows)
         cuts = [*first.flatten().tolist(), coded.tails.numel()]
         for expert in range(count):
             own = coded.tails[cuts[expert] : cuts[expert + 1]]
@@ -82,7 +83,7 @@ def encode_experts(wide: Tensor, tall: Tensor, codes: ExpertCodes, layout: Neste
             assert filled[expert] <= layout.capacity(payload_bytes), (filled[expert], layout.capacity(payload_bytes))
             payload[expert, place : place + own.numel()] = own
         begin = torch.tensor(filled, device=wide.device).unsqueeze(1)
-    payload[:, : 4 * layout.rows] = starts.view(torch.uint8)
+    payload[:, : 8 * layout.rows] = header.flatten(1).view(torch.uint8)
     first_again = decode_expert(payload[0], codes.one(0), layout)
     wanted = ExpertViews(wide[0, : layout.width], wide[0, layout.width :], tall[0])
     assert all(_same(a, b) for a, b in zip(first_again, wanted, strict=True)), "a payload differs from its expert"
@@ -98,10 +99,10 @@ def decode_expert(payload: Tensor, codes: ExpertCodes, layout: NestedLayout) -> 
     """gate, up, down of one payload uint8 [≥ payload bytes], fresh tensors on its device. codes: with B = 1."""
     width, hidden = layout.width, layout.hidden
     symbols = payload[layout.symbols_at : layout.tails_at]
-    starts = payload[: 4 * layout.rows].view(torch.int32)
-    tails, split = payload[layout.tails_at :], 2 * width * hidden
-    wide = CodedMatrix(symbols[:split].view(2 * width, hidden), tails, starts[: 2 * width])
-    tall = CodedMatrix(symbols[split:].view(hidden, width), tails, starts[2 * width :])
+    starts, flags = payload[: 8 * layout.rows].view(torch.int32).view(2, -1)
+    tails, rows, split = payload[layout.tails_at :], 2 * width, 2 * width * hidden
+    wide = CodedMatrix(symbols[:split].view(rows, hidden), tails, starts[:rows], flags[:rows])
+    tall = CodedMatrix(symbols[split:].view(hidden, width), tails, starts[rows:], flags[rows:])
     gate_up = decode_matrix(wide, unpack(codes.gate_up.codes[0]), codes.gate_up.scales[0])
     down = decode_matrix(tall, unpack(codes.down.codes[0]), codes.down.scales[0])
     return ExpertViews(gate_up[:width], gate_up[width:], down)
@@ -116,7 +117,7 @@ def _check(weight: Tensor, coded: CodedMatrix, matrix: Int4Matrix) -> None:
         words, scales = (t.flatten(0, 1) for t in repack_for_gemv(matrix))
         found = torch.empty(words.shape[0], weight.shape[2], dtype=torch.int16, device=weight.device)
         tails = torch.cat([coded.tails, coded.tails.new_zeros(OVERREAD_BYTES)])
-        decode_rows(words, scales, coded.symbols.view(torch.int32), tails, coded.starts, found)
+        decode_rows(words, scales, coded.symbols.view(torch.int32), tails, coded.starts, coded.flags, found)
         assert _same(found.view(torch.bfloat16), weight.flatten(0, 1)), "rebuilt weights differ from their originals"
         return
     codes = unpack(matrix.codes).flatten(0, 1)

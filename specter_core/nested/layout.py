@@ -16,9 +16,10 @@ OVERREAD_BYTES = 12
 class NestedLayout:
     """Byte ranges of one expert's payload; rows are gate 0 … I-1, up I … 2I-1, down 2I … 2I+H-1.
 
-    [0, 4·(2I + H))                  starts int32: the byte of `tails` where a row's begin; sign bit: one per byte
+    [0, 4·rows)                      starts int32: the byte of `tails` where a row's begin
+    [flags_at, flags_at + 4·rows)    flags int32 (nested/code.py)
     [symbols_at, tails_at)           symbols uint8, gate_up [2I, H] then down [H, I], in stored order (nested/code.py)
-    [tails_at, …)                    tails uint8: nibbles, in rows with the sign bit bytes
+    [tails_at, …)                    tails uint8
 
     Kernels count bits from `tails_at` in 32 bits.
     """
@@ -39,8 +40,12 @@ class NestedLayout:
         return 3 * self.hidden * self.width
 
     @property
+    def flags_at(self) -> int:
+        return 4 * self.rows
+
+    @property
     def symbols_at(self) -> int:
-        return math.ceil(4 * self.rows / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        return math.ceil(8 * self.rows / ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
     @property
     def tails_at(self) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specter_core.draft.draft_store import DraftExperts
-from specter_core.draft.int4 import Int4Matrix
+from specter_core.draft.int4 import GROUP, Int4Matrix
 from specter_core.errors import UserError
 from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.payload import ExpertViews, PayloadLayout
@@ -31,7 +31,7 @@ LayerCodes = tuple[Int4Matrix, Int4Matrix]
 @dataclass(slots=True)
 class NestingReport:
     """What nesting does to a model. tails: bytes beyond one symbol per weight, of each expert; moved: draft codes that
-    had to change; flagged: rows whose tails are bytes."""
+    had to change; flagged: groups of 128 weights whose tails are bytes."""
 
     layout: NestedLayout
     tails: list[int] = field(default_factory=list)
@@ -51,11 +51,11 @@ class NestingReport:
     def __str__(self) -> str:
         mean = 8 * (self.layout.tails_at + sum(self.tails) / len(self.tails)) / self.layout.weights
         moved = self.moved / (self.layout.weights * len(self.tails))
-        flagged = self.flagged / (self.layout.rows * len(self.tails))
+        flagged = self.flagged * GROUP / (self.layout.weights * len(self.tails))
         return (
             f"nested experts: {self.bits_per_weight:.2f} bits per weight in slots (mean {mean:.2f}), {len(self.tails)}"
             f" x {self.payload_bytes / 1e6:.2f} MB, {moved:.2%} of the draft's codes moved,"
-            f" {flagged:.2%} of the rows with tails of a byte"
+            f" {flagged:.2%} of the groups with tails of a byte"
         )
 
 

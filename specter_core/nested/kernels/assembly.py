@@ -1,12 +1,12 @@
 """The inline assembly (PTX) of rebuild.py: eight weights per block of eight codes, two or four blocks of a row at once.
 
-In words: read 64 bits of the row's tails, from the nibble on at which the first block's begin; shift each block's to the
-front; spread eight nibbles to bytes, the sign on top; put them where they belong, by selectors that are the number of
-zeros before a code, or 7, where a nought is put unless all eight codes are 0. Then 128 + code + 8 as BF16 pairs, less
-136, times t, plus c; symbols and tails interleaved; sum.
+In words: read 64 bits of the row's tails, from the nibble on at which the first block's begin; shift each block's to
+the front; spread eight nibbles to bytes, the sign on top; put them where they belong, by selectors that are the number
+of zeros before a code, or 7, where a nought is put unless all eight codes are 0. Then 128 + code + 8 as BF16 pairs,
+less 136, times t, plus c; symbols and tails interleaved; sum.
 
-Where the row is flagged (c is -0) or four blocks have more than 16 tails, a branch that is seldom taken reads the tails
-block by block, from the bit on at which they begin: nibbles or bytes.
+Where the group is flagged (c is -0) or four blocks have more than 16 tails, a branch that is seldom taken reads the
+tails block by block, from the nibble on at which they begin: nibbles or bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from specter_core.nested.code import BASE, BELOW, NOTHING
 _REGISTERS = """
 .reg .pred wide, rare;
 .reg .b64 a, v;
-.reg .b32 i, x, y, b0, b1, b2, p0, p1, less, unit, n1, n2, n3, n4;
+.reg .b32 i, x, y, b0, b1, b2, p0, p1, less, unit, before, n1, n2, n3, n4;
 mov.b32 less, 0xc308c308;
 """
 
@@ -92,17 +92,17 @@ abs.f32 f, f;
 cvt.rn.bf16x2.f32 $0, f, f;
 max.u32 x, $0, {below};
 sub.u32 x, x, {below};
-setp.lt.s32 flagged, $3, 0;
+setp.ne.u32 flagged, $3, 0;
 selp.b32 $1, {nothing}, x, flagged;
 }}""".format(base=f"0f{struct.pack('>f', BASE).hex()}", below=BELOW * 0x10001, nothing=NOTHING * 0x10001)
-"""Scale (float32) and cursor -> pairs of t and of c."""
+"""Scale (float32) and flag -> pairs of t and of c."""
 
 
 def assembly(blocks: int) -> str:
     """Operands: outputs, 4 per block: pairs of codes (0, 4), (1, 5), (2, 6), (3, 7), the first in the low half; then of
     all blocks codes, symbols of pairs 0 and 1, of pairs 2 and 3, zeros, through (rebuild.py); pairs of t and of c; the
-    first tail, counted in the row's unit; address of the tails."""
-    c, at, tails = (f"${9 * blocks + i}" for i in (1, 2, 3))
+    nibbles at which the tails of the group and, were it not flagged, of the first block begin; address of the tails."""
+    c, begin, at, tails = (f"${9 * blocks + i}" for i in (1, 2, 3, 4))
     through = [f"${8 * blocks + b}" for b in range(blocks)]
     text = _REGISTERS
     for b in range(blocks):  # n: nibbles to the end of block b
@@ -113,9 +113,10 @@ def assembly(blocks: int) -> str:
         if b:
             text += f"shl.b32 x, n{b}, 2;\nshr.u64 a, v, x;\nmov.b64 {{b0, i}}, a;\n"
         text += _SPREAD.format(word="b0") + _weights(b, blocks)
-    text += "bra DONE;\nRARE:\nselp.b32 unit, 3, 2, wide;\n"
+    text += f"bra DONE;\nRARE:\nselp.b32 unit, 1, 0, wide;\nsub.u32 before, {at}, {begin};\n"
     for b in range(blocks):
-        text += f"add.u32 x, {at}, {f'n{b}' if b else 0};\nshl.b32 x, x, unit;\nshr.u32 i, x, 5;\n"
+        text += f"add.u32 x, before, {f'n{b}' if b else 0};\nshl.b32 x, x, unit;\nadd.u32 x, x, {begin};\n"
+        text += "shr.u32 i, x, 3;\nshl.b32 x, x, 2;\n"
         text += _FETCH.format(tails=tails) + _SPREAD.format(word="b0")
         text += "selp.b32 p0, b0, p0, wide;\nselp.b32 p1, b1, p1, wide;\n" + _weights(b, blocks)
     return "{" + text.replace("\n\n", "\n") + "DONE:\n}"
@@ -123,7 +124,7 @@ def assembly(blocks: int) -> str:
 
 def constraints(blocks: int) -> str:
     """Of the operands that `assembly` names."""
-    return ",".join(["=r"] * (4 * blocks) + ["r"] * (5 * blocks + 3) + ["l"])
+    return ",".join(["=r"] * (4 * blocks) + ["r"] * (5 * blocks + 4) + ["l"])
 
 
 def _weights(b: int, blocks: int) -> str:

@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from specter_core.draft.int4 import GROUP
-from specter_core.nested.kernels.rebuild import rebuild_group, row_cursors, uses_assembly
+from specter_core.nested.code import flag_span
+from specter_core.nested.kernels.rebuild import rebuild_group, uses_assembly
 
 ROWS = 8
 
@@ -20,28 +21,34 @@ def _decode_kernel(
     symbols,
     tails,
     starts,
+    flags,
     out,
     K: tl.constexpr,
+    SPAN: tl.constexpr,
     ROWS: tl.constexpr,
     ASM: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     n = tl.arange(0, 16)
-    cursor = row_cursors(tl.load(starts + row))
+    cursor, marks = 2 * tl.load(starts + row), tl.load(flags + row)
     row = row.to(tl.int64)
     for group in range(K // 128):
         code_words = tl.load(words + row[:, None] * (K // 8) + group * 16 + n[None, :])
         at = symbols + row[:, None] * (K // 4) + group * 32 + n[None, :]
         first, second = tl.load(at), tl.load(at + 16)
         scale = tl.load(scales + row * (K // 128) + group).to(tl.float32)
-        tile, cursor = rebuild_group(code_words, first, second, scale, cursor, tails, ROWS, True, ASM)
+        flagged = (marks >> (group // SPAN)) & 1
+        tile, cursor = rebuild_group(code_words, first, second, scale, cursor, flagged, tails, ROWS, True, ASM)
         k = group * 128 + tl.arange(0, 128)
         tl.store(out + row[:, None] * K + k[None, :], tile)
 
 
-def decode_rows(words: Tensor, scales: Tensor, symbols: Tensor, tails: Tensor, starts: Tensor, out: Tensor) -> None:
+def decode_rows(
+    words: Tensor, scales: Tensor, symbols: Tensor, tails: Tensor, starts: Tensor, flags: Tensor, out: Tensor
+) -> None:
     """words int32 [rows, K/8] and scales float16 [rows, K/128] in the draft kernels' layout, symbols int32 [rows, K/4]
-    (four stored bytes each), tails uint8 from a multiple of 8 bytes on, with OVERREAD_BYTES to spare, starts int32 [rows]
+    (four stored bytes each), tails uint8 from a multiple of 8 bytes on, with OVERREAD_BYTES to spare, starts and
+    flags int32 [rows] (`CodedMatrix`)
     -> out int16 [rows, K], the weights' bits."""
     rows, inputs = out.shape
     assert rows % ROWS == 0 and inputs % GROUP == 0, (rows, inputs)
@@ -52,8 +59,10 @@ def decode_rows(words: Tensor, scales: Tensor, symbols: Tensor, tails: Tensor, s
         symbols,
         tails,
         starts,
+        flags,
         out,
         K=inputs,
+        SPAN=flag_span(inputs // GROUP),
         ROWS=ROWS,
         ASM=uses_assembly(out),
         num_warps=1,

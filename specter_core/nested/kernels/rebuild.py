@@ -17,7 +17,6 @@ from specter_core.nested.kernels import assembly
 SCALE = tl.constexpr(code.BASE)
 BELOW = tl.constexpr(code.BELOW)
 NOTHING = tl.constexpr(code.NOTHING)
-START = tl.constexpr(code.START)
 NIBBLE_ONES = tl.constexpr(0x11111111)
 NIBBLE_TOPS = tl.constexpr(-0x77777778)  # 0x88888888
 NIBBLE_LOWS = tl.constexpr(0x77777777)
@@ -32,13 +31,6 @@ def uses_assembly(tensor: Tensor) -> bool:
 
 
 @triton.jit
-def row_cursors(starts):
-    """Entries of `starts`, int32 [N] -> cursors: the first tail of each row, counted in its own unit, nibbles or, where
-    the sign bit is set, bytes."""
-    return tl.where(starts < 0, starts, starts * 2)
-
-
-@triton.jit
 def _rounded(value, ties_up):
     """float32 -> bits of the nearest BF16, of two the even one or, if so told, the upper; finite values."""
     bits = value.to(tl.int32, bitcast=True)
@@ -47,31 +39,35 @@ def _rounded(value, ties_up):
 
 
 @triton.jit
-def _weight(codes, symbols, t, c, at, zeros, through, tails, j: tl.constexpr, byte: tl.constexpr):
-    """Bits of the weight of a block's code j, one by one: what the assembly does for eight. t float32 of a BF16, c int32;
-    symbols: the word in whose `byte` the weight's is."""
-    flagged = c == NOTHING
-    before = at + (((through << 4) >> (4 * j)) & 15)
-    byte_at = tl.where(flagged, before, before >> 1)
-    read = tl.load(tails + byte_at, mask=((zeros >> (4 * j)) & 1) != 0, other=0).to(tl.int32)
-    nibble = read >> ((before & 1) * 4)
-    tail = tl.where(flagged, read, (nibble & 7) | ((nibble & 8) << 4))
+def _nibble(tails, at, mask):
+    return (tl.load(tails + (at >> 1), mask=mask, other=0).to(tl.int32) >> (4 * (at & 1))) & 15
+
+
+@triton.jit
+def _weight(codes, symbols, t, c, begin, before, zeros, through, tails, j: tl.constexpr, byte: tl.constexpr):
+    """Bits of the weight of a block's code j, one by one: what the assembly does for eight. t float32 of a BF16, c a
+    BF16's bits; symbols: the word in whose `byte` the weight's is."""
+    flagged, zero = c == NOTHING, ((zeros >> (4 * j)) & 1) != 0
+    number = before + (((through << 4) >> (4 * j)) & 15)
+    at = begin + tl.where(flagged, 2 * number, number)
+    low, high = _nibble(tails, at, zero), _nibble(tails, at + 1, zero & flagged)
+    tail = tl.where(flagged, low | (high << 4), (low & 7) | ((low & 8) << 4))
     product = (((codes >> (4 * j)) & 15) - 8).to(tl.float32) * t
     base = tl.where((product == 0) & (c != NOTHING), c, _rounded(product, (c & 0x7FFF) != 0))
     return base + ((symbols >> (8 * byte)) & 255) + (tail << 8)
 
 
 @triton.jit
-def _block(codes, first, second, t, c, at, zeros, through, tails):
+def _block(codes, first, second, t, c, begin, before, zeros, through, tails):
     """Pairs of a block's weights (0, 4), (1, 5), (2, 6), (3, 7), the first in the low half."""
-    w0 = _weight(codes, first, t, c, at, zeros, through, tails, 0, 0)
-    w4 = _weight(codes, first, t, c, at, zeros, through, tails, 4, 1)
-    w1 = _weight(codes, first, t, c, at, zeros, through, tails, 1, 2)
-    w5 = _weight(codes, first, t, c, at, zeros, through, tails, 5, 3)
-    w2 = _weight(codes, second, t, c, at, zeros, through, tails, 2, 0)
-    w6 = _weight(codes, second, t, c, at, zeros, through, tails, 6, 1)
-    w3 = _weight(codes, second, t, c, at, zeros, through, tails, 3, 2)
-    w7 = _weight(codes, second, t, c, at, zeros, through, tails, 7, 3)
+    w0 = _weight(codes, first, t, c, begin, before, zeros, through, tails, 0, 0)
+    w4 = _weight(codes, first, t, c, begin, before, zeros, through, tails, 4, 1)
+    w1 = _weight(codes, first, t, c, begin, before, zeros, through, tails, 1, 2)
+    w5 = _weight(codes, first, t, c, begin, before, zeros, through, tails, 5, 3)
+    w2 = _weight(codes, second, t, c, begin, before, zeros, through, tails, 2, 0)
+    w6 = _weight(codes, second, t, c, begin, before, zeros, through, tails, 6, 1)
+    w3 = _weight(codes, second, t, c, begin, before, zeros, through, tails, 3, 2)
+    w7 = _weight(codes, second, t, c, begin, before, zeros, through, tails, 7, 3)
     return w0 | (w4 << 16), w1 | (w5 << 16), w2 | (w6 << 16), w3 | (w7 << 16)
 
 
@@ -102,15 +98,15 @@ def _blocks(words, N: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
-def _t_and_c(scale, cursor, ASM: tl.constexpr):
+def _t_and_c(scale, flagged, ASM: tl.constexpr):
     """float32 [N], int32 [N] -> int32 [N, 1] each: a BF16's bits in both halves."""
     if ASM:
         t, c = tl.inline_asm_elementwise(
-            SCALES, "=r,=r,f,r", [scale, cursor], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+            SCALES, "=r,=r,f,r", [scale, flagged], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
         )
     else:
         t = _rounded(tl.abs(scale * SCALE), False)
-        c = tl.where(cursor < 0, NOTHING, tl.maximum(t - BELOW, 0)) * 0x10001
+        c = tl.where(flagged != 0, NOTHING, tl.maximum(t - BELOW, 0)) * 0x10001
         t *= 0x10001
     return t[:, None], c[:, None]
 
@@ -136,20 +132,21 @@ def _inputs(pairs):
 
 
 @triton.jit
-def rebuild_group(words, first, second, scale, cursor, tails, N: tl.constexpr, QUADS: tl.constexpr, ASM: tl.constexpr):
+def rebuild_group(
+    words, first, second, scale, cursor, flagged, tails, N: tl.constexpr, QUADS: tl.constexpr, ASM: tl.constexpr
+):
     """words, first, second int32 [N, 16]: codes and both halves of the symbols of one group per row; scale float32 [N];
-    cursor int32 [N] from `row_cursors`: the row's first tail of this group in `tails` (uint8*, on 4 bytes). QUADS: the
-    assembly takes four words at once, else two; threads should hold as many neighbours.
+    cursor int32 [N]: the nibble of `tails` (uint8*, on 4 bytes) at which the row's of this group begin; flagged int32
+    [N]: 0 or 1. QUADS: the assembly takes four words at once, else two; threads should hold as many neighbours.
 
     -> int16 [N, 128], the weights' bits, and the cursor behind this group.
     """
     lower, upper, lower_zeros, upper_zeros, lower_through, upper_through = _blocks(words, N, ASM)
     first0, first1 = _halves(first, N, 8)
     second0, second1 = _halves(second, N, 8)
-    t, c = _t_and_c(scale, cursor, ASM)
-    begin = (cursor & START)[:, None]
+    t, c = _t_and_c(scale, flagged, ASM)
     found = _count(lower_through) + _count(upper_through)
-    total = tl.sum(found, axis=1)
+    total, begin = tl.sum(found, axis=1), cursor[:, None]
     if ASM:
         address = tails.to(tl.int64, bitcast=True)
         if QUADS:
@@ -164,32 +161,32 @@ def rebuild_group(words, first, second, scale, cursor, tails, N: tl.constexpr, Q
             s00, s01 = _halves(second0, N, 4)
             s10, s11 = _halves(second1, N, 4)
             found = _count(lt0) + _count(ut0) + _count(lt1) + _count(ut1)
-            at = begin + tl.cumsum(found, axis=1) - found
+            before = tl.cumsum(found, axis=1) - found
             p0, p1, p2, p3, p4, p5, p6, p7, q0, q1, q2, q3, q4, q5, q6, q7 = tl.inline_asm_elementwise(
                 FOUR_BLOCKS, OF_FOUR,
                 [l0, u0, l1, u1, f00, s00, f01, s01, f10, s10, f11, s11, lz0, uz0, lz1, uz1, lt0, ut0, lt1, ut1,
-                 t, c, at, address],
+                 t, c, begin, begin + before, address],
                 dtype=(tl.int32,) * 16, is_pure=False, pack=1,
             )  # fmt: skip
             pairs = tl.join(_by_nibble(p0, p1, p2, p3, p4, p5, p6, p7), _by_nibble(q0, q1, q2, q3, q4, q5, q6, q7))
             tile = tl.permute(_inputs(pairs), (0, 2, 3, 4, 1, 5, 6))
         else:
-            at = begin + tl.cumsum(found, axis=1) - found
+            before = tl.cumsum(found, axis=1) - found
             p0, p1, p2, p3, p4, p5, p6, p7 = tl.inline_asm_elementwise(
                 TWO_BLOCKS, OF_TWO,
                 [lower, upper, first0, second0, first1, second1, lower_zeros, upper_zeros, lower_through, upper_through,
-                 t, c, at, address],
+                 t, c, begin, begin + before, address],
                 dtype=(tl.int32,) * 8, is_pure=False, pack=1,
             )  # fmt: skip
             tile = tl.permute(_inputs(_by_nibble(p0, p1, p2, p3, p4, p5, p6, p7)), (0, 2, 3, 4, 1, 5))
     else:
-        at = begin + tl.cumsum(found, axis=1) - found
+        before = tl.cumsum(found, axis=1) - found
         t, c = (t << 16).to(tl.float32, bitcast=True), c & 0xFFFF
-        p0, p1, p2, p3 = _block(lower, first0, first1, t, c, at, lower_zeros, lower_through, tails)
-        at += _count(lower_through)
-        p4, p5, p6, p7 = _block(upper, second0, second1, t, c, at, upper_zeros, upper_through, tails)
+        p0, p1, p2, p3 = _block(lower, first0, first1, t, c, begin, before, lower_zeros, lower_through, tails)
+        before += _count(lower_through)
+        p4, p5, p6, p7 = _block(upper, second0, second1, t, c, begin, before, upper_zeros, upper_through, tails)
         tile = tl.permute(_inputs(_by_nibble(p0, p1, p2, p3, p4, p5, p6, p7)), (0, 2, 3, 4, 1, 5))
-    return tl.reshape(tile, (N, 128)), cursor + total
+    return tl.reshape(tile, (N, 128)), cursor + (total << flagged)
 
 
 @triton.jit
@@ -199,7 +196,7 @@ def prefetch_tails(tails, starts, LIMIT: tl.constexpr, LINES: tl.constexpr, ASM:
     starts int32 [N]; LIMIT: bytes from `tails` to the end of the entry.
     """
     if ASM:
-        at = tails + tl.minimum((starts & START)[:, None] + 128 * tl.arange(0, LINES)[None, :], LIMIT - 1)
+        at = tails + tl.minimum(starts[:, None] + 128 * tl.arange(0, LINES)[None, :], LIMIT - 1)
         tl.inline_asm_elementwise(
             "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [at.to(tl.int64, bitcast=True)],
             dtype=tl.int32, is_pure=False, pack=1,

@@ -16,12 +16,13 @@ from torch import Tensor
 
 from specter_core.draft.int4 import GROUP
 from specter_core.draft.kernels.layout import GemvMatrix
-from specter_core.nested.kernels.rebuild import prefetch_tails, rebuild_group, row_cursors, uses_assembly
+from specter_core.nested.code import flag_span
+from specter_core.nested.kernels.rebuild import prefetch_tails, rebuild_group, uses_assembly
 from specter_core.nested.layout import NestedLayout
 from specter_core.verify.kernels.grouped_ffn import GroupedTile, _tile_pairs
 
-GATE_UP_TILE = GroupedTile(block_n=32, stages=3)
-DOWN_TILE = GroupedTile(block_n=64, stages=3)
+GATE_UP_TILE = GroupedTile(block_n=32, stages=3, registers=128)
+DOWN_TILE = GroupedTile(block_n=64, stages=3, registers=128)
 PREFILL_TILES = (
     GroupedTile(rows=128, block_n=32, warps=8, stages=2, registers=128),
     GroupedTile(rows=128, block_n=64, warps=8, stages=2, registers=128),
@@ -74,21 +75,25 @@ def _as_weights(bits, dtype: tl.constexpr, FENCE: tl.constexpr):
 
 
 @triton.jit
-def _tile_of_group(words, scales, symbols, tails, cursor, group, N: tl.constexpr, QUADS: tl.constexpr, ASM: tl.constexpr):
+def _tile_of_group(
+    words, scales, symbols, tails, cursor, flags, group, SPAN: tl.constexpr, N: tl.constexpr, QUADS: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
     """One group of N rows, whose words, scales (float16*) and symbols (int32*) begin at these pointers [N]."""
     n = tl.arange(0, 16)
     codes = tl.load(words[:, None] + group * 16 + n[None, :])
     at = symbols[:, None] + group * 32 + n[None, :]
     scale = tl.load(scales + group).to(tl.float32)
-    return rebuild_group(codes, tl.load(at), tl.load(at + 16), scale, cursor, tails, N, QUADS, ASM)
+    flagged = (flags >> (group // SPAN)) & 1
+    return rebuild_group(codes, tl.load(at), tl.load(at + 16), scale, cursor, flagged, tails, N, QUADS, ASM)
 
 
 @triton.jit
 def _gate_up_kernel(
     x, slots32, slots8, addresses, layer, experts, slots, members, counts, act, stride_x,
-    TOP_K: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr, ENTRY: tl.constexpr,
-    SYMBOLS: tl.constexpr, TAILS: tl.constexpr, CAPACITY: tl.constexpr, LISTED: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, QUADS: tl.constexpr, FENCE: tl.constexpr, LINES: tl.constexpr,
+    TOP_K: tl.constexpr, H: tl.constexpr, WIDTH: tl.constexpr, ENTRY: tl.constexpr, FLAGS: tl.constexpr,
+    SYMBOLS: tl.constexpr, TAILS: tl.constexpr, SPAN: tl.constexpr, CAPACITY: tl.constexpr, LISTED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, QUADS: tl.constexpr, FENCE: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     slot, count, pairs, mask = _tile_pairs(experts, slots, members, counts, CAPACITY, ROWS, LISTED)
     if tl.program_id(0) * ROWS >= count:
@@ -103,7 +108,8 @@ def _gate_up_kernel(
     gate_starts, up_starts = tl.load(entry + gate_rows), tl.load(entry + up_rows)
     prefetch_tails(tails, gate_starts, ENTRY - TAILS, LINES, FENCE)
     prefetch_tails(tails, up_starts, ENTRY - TAILS, LINES, FENCE)
-    gate_cursor, up_cursor = row_cursors(gate_starts), row_cursors(up_starts)
+    gate_cursor, up_cursor = 2 * gate_starts, 2 * up_starts
+    gate_flags, up_flags = tl.load(entry + FLAGS + gate_rows), tl.load(entry + FLAGS + up_rows)
     symbols = entry + SYMBOLS // 4
     words, scales = _codes_of(addresses, layer, 0)
     own = expert.to(tl.int64) * (2 * WIDTH)
@@ -117,11 +123,11 @@ def _gate_up_kernel(
         a = tl.load(x_rows + ks[None, :], mask=mask[:, None], other=0.0)
         g, gate_cursor = _tile_of_group(
             words + gate_rows * (H // 8), scales + gate_rows * (H // 128), symbols + gate_rows * (H // 4), tails,
-            gate_cursor, group, BLOCK_N, QUADS, FENCE,
+            gate_cursor, gate_flags, group, SPAN, BLOCK_N, QUADS, FENCE,
         )  # fmt: skip
         u, up_cursor = _tile_of_group(
             words + up_rows * (H // 8), scales + up_rows * (H // 128), symbols + up_rows * (H // 4), tails,
-            up_cursor, group, BLOCK_N, QUADS, FENCE,
+            up_cursor, up_flags, group, SPAN, BLOCK_N, QUADS, FENCE,
         )  # fmt: skip
         gate = tl.dot(a, tl.trans(_as_weights(g, x.dtype.element_ty, FENCE)), gate, input_precision="ieee")
         up = tl.dot(a, tl.trans(_as_weights(u, x.dtype.element_ty, FENCE)), up, input_precision="ieee")
@@ -133,8 +139,9 @@ def _gate_up_kernel(
 @triton.jit
 def _down_kernel(
     act, slots32, slots8, addresses, layer, experts, slots, members, counts, out,
-    H: tl.constexpr, WIDTH: tl.constexpr, ENTRY: tl.constexpr, SYMBOLS: tl.constexpr,
-    TAILS: tl.constexpr, CAPACITY: tl.constexpr, LISTED: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+    H: tl.constexpr, WIDTH: tl.constexpr, ENTRY: tl.constexpr, FLAGS: tl.constexpr,
+    SYMBOLS: tl.constexpr, TAILS: tl.constexpr, SPAN: tl.constexpr, CAPACITY: tl.constexpr, LISTED: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
     QUADS: tl.constexpr, FENCE: tl.constexpr, LINES: tl.constexpr,
 ):  # fmt: skip
     slot, count, pairs, mask = _tile_pairs(experts, slots, members, counts, CAPACITY, ROWS, LISTED)
@@ -148,7 +155,7 @@ def _down_kernel(
     tails = slots8 + slot * ENTRY + TAILS
     starts = tl.load(entry + 2 * WIDTH + ns)
     prefetch_tails(tails, starts, ENTRY - TAILS, LINES, FENCE)
-    cursor = row_cursors(starts)
+    cursor, flags = 2 * starts, tl.load(entry + FLAGS + 2 * WIDTH + ns)
     symbols = entry + SYMBOLS // 4 + 2 * WIDTH * (H // 4) + ns * (WIDTH // 4)
     words, scales = _codes_of(addresses, layer, 1)
     own = expert.to(tl.int64) * H
@@ -158,7 +165,9 @@ def _down_kernel(
     for group in range(WIDTH // 128):
         ks = group * 128 + tl.arange(0, 128)
         a = tl.load(act + pairs[:, None] * WIDTH + ks[None, :], mask=mask[:, None], other=0.0)
-        b, cursor = _tile_of_group(words, scales, symbols, tails, cursor, group, BLOCK_N, QUADS, FENCE)
+        b, cursor = _tile_of_group(
+            words, scales, symbols, tails, cursor, flags, group, SPAN, BLOCK_N, QUADS, FENCE
+        )  # fmt: skip
         y = tl.dot(a, tl.trans(_as_weights(b, act.dtype.element_ty, FENCE)), y, input_precision="ieee")
     tl.store(out + pairs.to(tl.int64)[:, None] * H + ns[None, :], y, mask=mask[:, None])
 
@@ -186,18 +195,18 @@ def nested_ffn(
     words = entries.view(torch.int32)
     shape = {
         "H": hidden, "WIDTH": width, "ENTRY": entries.shape[1],
-        "SYMBOLS": layout.symbols_at, "TAILS": layout.tails_at, "CAPACITY": members.shape[1],
+        "FLAGS": layout.flags_at // 4, "SYMBOLS": layout.symbols_at, "TAILS": layout.tails_at, "CAPACITY": members.shape[1],
         "LISTED": experts is not None, "FENCE": uses_assembly(entries),
         "LINES": 4,
     }  # fmt: skip
     most = count if most is None else most
     _gate_up_kernel[(triton.cdiv(most, gate_up_tile.rows), width // gate_up_tile.block_n, items)](
         x, words, entries, codes.addresses, layer, listed, slots, members, counts, act, x.stride(0),
-        TOP_K=top_k, **shape, **_options(gate_up_tile),
+        TOP_K=top_k, SPAN=flag_span(hidden // GROUP), **shape, **_options(gate_up_tile),
     )  # fmt: skip
     _down_kernel[(triton.cdiv(most, down_tile.rows), hidden // down_tile.block_n, items)](
         act, words, entries, codes.addresses, layer, listed, slots, members, counts, out,
-        **shape, **_options(down_tile),
+        SPAN=flag_span(width // GROUP), **shape, **_options(down_tile),
     )  # fmt: skip
 
 
