@@ -157,6 +157,7 @@ OPERATIONS: dict[str, Callable[..., np.ndarray]] = {
     "and.b32": lambda a, b: a & b,
     "or.b32": lambda a, b: a | b,
     "max.u32": np.maximum,
+    "mul.lo.u32": lambda a, b: a * b,
     "mad.lo.u32": lambda a, b, c: a * b + c,
     "mad.wide.u32": lambda a, b, c: a.astype(np.uint64) * b + c.astype(np.uint64),
     "shl.b32": lambda a, b: np.where(b < 32, a << (b & 31), 0).astype(np.uint32),

@@ -39,12 +39,12 @@ def rebuilt(coded: CodedMatrix, codes: Tensor, scales: Tensor, blocks: int) -> n
     code_words = words_of(repack_for_gemv(Int4Matrix(pack(codes), scales)).words).reshape(-1, blocks)
     symbols = words_of(coded.symbols).reshape(-1, 2, calls, blocks).swapaxes(1, 2).reshape(-1, 2, blocks)
     t_and_c = ptx_lanes.run(SCALES, {"$2": scales.float().numpy().ravel(), "$3": flagged.astype(np.uint32).ravel()})
-    operands: list[list[np.ndarray]] = [[], [], [], [], []]
+    operands: list[list[np.ndarray]] = [[], [], []]
     for word in range(0, blocks, 2):
-        made = ptx_lanes.run(BLOCKS, {"$4": code_words[:, word], "$5": code_words[:, word + 1]})
+        made = ptx_lanes.run(BLOCKS, {"$3": code_words[:, word], "$4": code_words[:, word + 1]})
+        np.testing.assert_array_equal(made["$2"], zero.reshape(len(made["$2"]), blocks // 2, 16).sum(2)[:, word // 2])
         for half in (0, 1):
-            zeros, own = made[f"${2 + half}"], symbols[:, half, word : word + 2]
-            block = made[f"${half}"], own[:, 0], own[:, 1], zeros, zeros * np.uint32(0x11111111)
+            block = made[f"${half}"], symbols[:, half, word], symbols[:, half, word + 1]
             for kind, operand in zip(operands, block, strict=True):
                 kind.append(operand)
     t, c = (np.repeat(t_and_c[name], calls) for name in ("$0", "$1"))

@@ -22,8 +22,8 @@ Two neighbouring 32-bit words of eight codes in the draft kernels' layout (draft
 is input 16j + n) are taken apart into two `blocks` of eight codes: the lower halves of both words and the upper ones,
 the even word's four codes first. Tails are listed by row, group, block and code (`TAIL_ORDER`), a row's from a whole
 byte on. Symbols are stored so that 32-bit words of four meet pairs of neighbouring inputs: of the first half of a
-group, word n (even) holds those of inputs n, n + 1, 16 + n and 17 + n, and word n + 1 those of the inputs 32 further on;
-the second half is the same for the upper blocks, 64 further on (`STORED_ORDER`).
+group, word n (even) holds those of inputs n, n + 1, 16 + n and 17 + n, and word n + 1 those of the inputs 32 further
+on; the second half is the same for the upper blocks, 64 further on (`STORED_ORDER`).
 """
 
 from __future__ import annotations

@@ -18,9 +18,18 @@ from specter_core.nested.code import BASE, BELOW, NOTHING
 _REGISTERS = """
 .reg .pred wide, rare;
 .reg .b64 a, v;
-.reg .b32 i, x, y, b0, b1, b2, p0, p1, less, unit, before, n1, n2, n3, n4;
+.reg .b32 i, x, y, b0, b1, b2, p0, p1, less, unit, before;
 mov.b32 less, 0xc308c308;
 """
+
+_ZEROS = """
+and.b32 x, {codes}, 0x77777777;
+add.u32 x, x, 0x77777777;
+lop3.b32 x, {codes}, x, 0x88888888, 0x20;
+shr.u32 zeros{b}, x, 3;
+mul.lo.u32 through{b}, zeros{b}, 0x11111111;
+"""
+"""Nibbles 1 where the code is 0, and those added up from nibble 0 on."""
 
 _FETCH = """
 mad.wide.u32 a, i, 4, {tails};
@@ -69,18 +78,14 @@ add.u32 {out}, x, y;
 
 
 BLOCKS = """{
-.reg .b32 x;
-prmt.b32 $0, $4, $5, 0x5410;
-prmt.b32 $1, $4, $5, 0x7632;
-and.b32 x, $0, 0x77777777;
-add.u32 x, x, 0x77777777;
-lop3.b32 x, $0, x, 0x88888888, 0x20;
-shr.u32 $2, x, 3;
-and.b32 x, $1, 0x77777777;
-add.u32 x, x, 0x77777777;
-lop3.b32 x, $1, x, 0x88888888, 0x20;
-shr.u32 $3, x, 3;
-}"""
+.reg .b32 x, zeros0, zeros1, through0, through1;
+prmt.b32 $0, $3, $4, 0x5410;
+prmt.b32 $1, $3, $4, 0x7632;
+LOWER UPPER
+shr.u32 x, through0, 28;
+shr.u32 $2, through1, 28;
+add.u32 $2, x, $2;
+}""".replace("LOWER", _ZEROS.format(b=0, codes="$0")).replace("UPPER", _ZEROS.format(b=1, codes="$1"))
 """Two words of codes -> lower and upper block, zeros of both."""
 
 SCALES = """{{
@@ -100,13 +105,13 @@ selp.b32 $1, {nothing}, x, flagged;
 
 def assembly(blocks: int) -> str:
     """Operands: outputs, 4 per block: pairs of codes (0, 4), (1, 5), (2, 6), (3, 7), the first in the low half; then of
-    all blocks codes, symbols of pairs 0 and 1, of pairs 2 and 3, zeros, through (rebuild.py); pairs of t and of c; the
-    nibbles at which the tails of the group and, were it not flagged, of the first block begin; address of the tails."""
-    c, begin, at, tails = (f"${9 * blocks + i}" for i in (1, 2, 3, 4))
-    through = [f"${8 * blocks + b}" for b in range(blocks)]
+    all blocks codes, symbols of pairs 0 and 1, of pairs 2 and 3; pairs of t and of c; the nibbles at which the tails of
+    the group and, were it not flagged, of the first block begin; address of the tails."""
+    c, begin, at, tails = (f"${7 * blocks + i}" for i in (1, 2, 3, 4))
     text = _REGISTERS
-    for b in range(blocks):  # n: nibbles to the end of block b
-        text += f"shr.u32 n{b + 1}, {through[b]}, 28;\n" + (f"add.u32 n{b + 1}, n{b + 1}, n{b};\n" if b else "")
+    for b in range(blocks):
+        text += f".reg .b32 n{b + 1}, zeros{b}, through{b};\n" + _ZEROS.format(b=b, codes=f"${4 * blocks + b}")
+        text += f"shr.u32 n{b + 1}, through{b}, 28;\n" + (f"add.u32 n{b + 1}, n{b + 1}, n{b};\n" if b else "")
     text += f"setp.lt.s32 wide, {c}, 0;\nsetp.gt.or.u32 rare, n{blocks}, 16, wide;\n@rare bra RARE;\n"
     text += f"shr.u32 i, {at}, 3;\nshl.b32 x, {at}, 2;\n" + _FETCH.format(tails=tails) + "mov.b64 v, {b0, b1};\n"
     for b in range(blocks):
@@ -124,16 +129,16 @@ def assembly(blocks: int) -> str:
 
 def constraints(blocks: int) -> str:
     """Of the operands that `assembly` names."""
-    return ",".join(["=r"] * (4 * blocks) + ["r"] * (5 * blocks + 4) + ["l"])
+    return ",".join(["=r"] * (4 * blocks) + ["r"] * (3 * blocks + 4) + ["l"])
 
 
 def _weights(b: int, blocks: int) -> str:
     """Block b's outputs from its tails, one per byte, in p0 and p1."""
-    codes, first, second, zeros, through = (f"${blocks * kind + b}" for kind in range(4, 9))
-    text = _PLACE.format(zeros=zeros, through=through)
+    codes, first, second = (f"${blocks * kind + b}" for kind in range(4, 7))
+    text = _PLACE.format(zeros=f"zeros{b}", through=f"through{b}")
     for pair in range(4):
         text += _PAIR.format(
-            codes=codes, bit=4 * pair, t=f"${9 * blocks}", c=f"${9 * blocks + 1}", out=f"${4 * b + pair}",
+            codes=codes, bit=4 * pair, t=f"${7 * blocks}", c=f"${7 * blocks + 1}", out=f"${4 * b + pair}",
             symbols=(first, second)[pair // 2], tails=f"p{pair // 2}", bytes=("0x5140", "0x7362")[pair % 2],
         )  # fmt: skip
     return text

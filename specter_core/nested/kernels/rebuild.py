@@ -44,11 +44,11 @@ def _nibble(tails, at, mask):
 
 
 @triton.jit
-def _weight(codes, symbols, t, c, begin, before, zeros, through, tails, j: tl.constexpr, byte: tl.constexpr):
+def _weight(codes, zeros, symbols, t, c, begin, before, tails, j: tl.constexpr, byte: tl.constexpr):
     """Bits of the weight of a block's code j, one by one: what the assembly does for eight. t float32 of a BF16, c a
     BF16's bits; symbols: the word in whose `byte` the weight's is."""
     flagged, zero = c == NOTHING, ((zeros >> (4 * j)) & 1) != 0
-    number = before + (((through << 4) >> (4 * j)) & 15)
+    number = before + ((((zeros * NIBBLE_ONES) << 4) >> (4 * j)) & 15)
     at = begin + tl.where(flagged, 2 * number, number)
     low, high = _nibble(tails, at, zero), _nibble(tails, at + 1, zero & flagged)
     tail = tl.where(flagged, low | (high << 4), (low & 7) | ((low & 8) << 4))
@@ -58,16 +58,17 @@ def _weight(codes, symbols, t, c, begin, before, zeros, through, tails, j: tl.co
 
 
 @triton.jit
-def _block(codes, first, second, t, c, begin, before, zeros, through, tails):
+def _block(codes, first, second, t, c, begin, before, tails):
     """Pairs of a block's weights (0, 4), (1, 5), (2, 6), (3, 7), the first in the low half."""
-    w0 = _weight(codes, first, t, c, begin, before, zeros, through, tails, 0, 0)
-    w4 = _weight(codes, first, t, c, begin, before, zeros, through, tails, 4, 1)
-    w1 = _weight(codes, first, t, c, begin, before, zeros, through, tails, 1, 2)
-    w5 = _weight(codes, first, t, c, begin, before, zeros, through, tails, 5, 3)
-    w2 = _weight(codes, second, t, c, begin, before, zeros, through, tails, 2, 0)
-    w6 = _weight(codes, second, t, c, begin, before, zeros, through, tails, 6, 1)
-    w3 = _weight(codes, second, t, c, begin, before, zeros, through, tails, 3, 2)
-    w7 = _weight(codes, second, t, c, begin, before, zeros, through, tails, 7, 3)
+    zeros = _zeros(codes)
+    w0 = _weight(codes, zeros, first, t, c, begin, before, tails, 0, 0)
+    w4 = _weight(codes, zeros, first, t, c, begin, before, tails, 4, 1)
+    w1 = _weight(codes, zeros, first, t, c, begin, before, tails, 1, 2)
+    w5 = _weight(codes, zeros, first, t, c, begin, before, tails, 5, 3)
+    w2 = _weight(codes, zeros, second, t, c, begin, before, tails, 2, 0)
+    w6 = _weight(codes, zeros, second, t, c, begin, before, tails, 6, 1)
+    w3 = _weight(codes, zeros, second, t, c, begin, before, tails, 3, 2)
+    w7 = _weight(codes, zeros, second, t, c, begin, before, tails, 7, 3)
     return w0 | (w4 << 16), w1 | (w5 << 16), w2 | (w6 << 16), w3 | (w7 << 16)
 
 
@@ -84,17 +85,21 @@ def _zeros(codes):
 
 
 @triton.jit
+def _count(codes):
+    return ((_zeros(codes) * NIBBLE_ONES) >> 28) & 15
+
+
+@triton.jit
 def _blocks(words, N: tl.constexpr, ASM: tl.constexpr):
-    """int32 [N, 16] -> lower and upper blocks [N, 8], their zeros, and those added up from nibble 0 on."""
+    """int32 [N, 16] -> lower and upper blocks [N, 8], and the zeros of both together."""
     even, odd = _halves(words, N, 8)
     if ASM:
-        lower, upper, lower_zeros, upper_zeros = tl.inline_asm_elementwise(
-            BLOCKS, "=r,=r,=r,=r,r,r", [even, odd], dtype=(tl.int32,) * 4, is_pure=True, pack=1
+        return tl.inline_asm_elementwise(
+            BLOCKS, "=r,=r,=r,r,r", [even, odd], dtype=(tl.int32, tl.int32, tl.int32), is_pure=True, pack=1
         )
     else:
         lower, upper = (even & 0xFFFF) | (odd << 16), ((even >> 16) & 0xFFFF) | (odd & -0x10000)
-        lower_zeros, upper_zeros = _zeros(lower), _zeros(upper)
-    return lower, upper, lower_zeros, upper_zeros, lower_zeros * NIBBLE_ONES, upper_zeros * NIBBLE_ONES
+        return lower, upper, _count(lower) + _count(upper)
 
 
 @triton.jit
@@ -109,12 +114,6 @@ def _t_and_c(scale, flagged, ASM: tl.constexpr):
         c = tl.where(flagged != 0, NOTHING, tl.maximum(t - BELOW, 0)) * 0x10001
         t *= 0x10001
     return t[:, None], c[:, None]
-
-
-@triton.jit
-def _count(through):
-    """Zeros of a block."""
-    return (through >> 28) & 15
 
 
 @triton.jit
@@ -141,50 +140,43 @@ def rebuild_group(
 
     -> int16 [N, 128], the weights' bits, and the cursor behind this group.
     """
-    lower, upper, lower_zeros, upper_zeros, lower_through, upper_through = _blocks(words, N, ASM)
+    lower, upper, found = _blocks(words, N, ASM)
     first0, first1 = _halves(first, N, 8)
     second0, second1 = _halves(second, N, 8)
     t, c = _t_and_c(scale, flagged, ASM)
-    found = _count(lower_through) + _count(upper_through)
     total, begin = tl.sum(found, axis=1), cursor[:, None]
     if ASM:
         address = tails.to(tl.int64, bitcast=True)
         if QUADS:
             l0, l1 = _halves(lower, N, 4)
             u0, u1 = _halves(upper, N, 4)
-            lz0, lz1 = _halves(lower_zeros, N, 4)
-            uz0, uz1 = _halves(upper_zeros, N, 4)
-            lt0, lt1 = _halves(lower_through, N, 4)
-            ut0, ut1 = _halves(upper_through, N, 4)
             f00, f01 = _halves(first0, N, 4)
             f10, f11 = _halves(first1, N, 4)
             s00, s01 = _halves(second0, N, 4)
             s10, s11 = _halves(second1, N, 4)
-            found = _count(lt0) + _count(ut0) + _count(lt1) + _count(ut1)
-            before = tl.cumsum(found, axis=1) - found
+            found0, found1 = _halves(found, N, 4)
+            found = found0 + found1
+            at = begin + tl.cumsum(found, axis=1) - found
             p0, p1, p2, p3, p4, p5, p6, p7, q0, q1, q2, q3, q4, q5, q6, q7 = tl.inline_asm_elementwise(
                 FOUR_BLOCKS, OF_FOUR,
-                [l0, u0, l1, u1, f00, s00, f01, s01, f10, s10, f11, s11, lz0, uz0, lz1, uz1, lt0, ut0, lt1, ut1,
-                 t, c, begin, begin + before, address],
+                [l0, u0, l1, u1, f00, s00, f01, s01, f10, s10, f11, s11, t, c, begin, at, address],
                 dtype=(tl.int32,) * 16, is_pure=False, pack=1,
             )  # fmt: skip
             pairs = tl.join(_by_nibble(p0, p1, p2, p3, p4, p5, p6, p7), _by_nibble(q0, q1, q2, q3, q4, q5, q6, q7))
             tile = tl.permute(_inputs(pairs), (0, 2, 3, 4, 1, 5, 6))
         else:
-            before = tl.cumsum(found, axis=1) - found
+            at = begin + tl.cumsum(found, axis=1) - found
             p0, p1, p2, p3, p4, p5, p6, p7 = tl.inline_asm_elementwise(
                 TWO_BLOCKS, OF_TWO,
-                [lower, upper, first0, second0, first1, second1, lower_zeros, upper_zeros, lower_through, upper_through,
-                 t, c, begin, begin + before, address],
+                [lower, upper, first0, second0, first1, second1, t, c, begin, at, address],
                 dtype=(tl.int32,) * 8, is_pure=False, pack=1,
             )  # fmt: skip
             tile = tl.permute(_inputs(_by_nibble(p0, p1, p2, p3, p4, p5, p6, p7)), (0, 2, 3, 4, 1, 5))
     else:
         before = tl.cumsum(found, axis=1) - found
         t, c = (t << 16).to(tl.float32, bitcast=True), c & 0xFFFF
-        p0, p1, p2, p3 = _block(lower, first0, first1, t, c, begin, before, lower_zeros, lower_through, tails)
-        before += _count(lower_through)
-        p4, p5, p6, p7 = _block(upper, second0, second1, t, c, begin, before, upper_zeros, upper_through, tails)
+        p0, p1, p2, p3 = _block(lower, first0, first1, t, c, begin, before, tails)
+        p4, p5, p6, p7 = _block(upper, second0, second1, t, c, begin, before + _count(lower), tails)
         tile = tl.permute(_inputs(_by_nibble(p0, p1, p2, p3, p4, p5, p6, p7)), (0, 2, 3, 4, 1, 5))
     return tl.reshape(tile, (N, 128)), cursor + (total << flagged)
 

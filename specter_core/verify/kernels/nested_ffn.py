@@ -194,10 +194,9 @@ def nested_ffn(
     listed = slots if experts is None else experts
     words = entries.view(torch.int32)
     shape = {
-        "H": hidden, "WIDTH": width, "ENTRY": entries.shape[1],
-        "FLAGS": layout.flags_at // 4, "SYMBOLS": layout.symbols_at, "TAILS": layout.tails_at, "CAPACITY": members.shape[1],
-        "LISTED": experts is not None, "FENCE": uses_assembly(entries),
-        "LINES": 4,
+        "H": hidden, "WIDTH": width, "ENTRY": entries.shape[1], "FLAGS": layout.flags_at // 4,
+        "SYMBOLS": layout.symbols_at, "TAILS": layout.tails_at, "CAPACITY": members.shape[1],
+        "LISTED": experts is not None, "FENCE": uses_assembly(entries), "LINES": 4,
     }  # fmt: skip
     most = count if most is None else most
     _gate_up_kernel[(triton.cdiv(most, gate_up_tile.rows), width // gate_up_tile.block_n, items)](
