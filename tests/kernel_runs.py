@@ -67,6 +67,7 @@ def interpreted(group: str) -> Iterator[Any]:
         "grouped": lambda: moe.grouped_checks(env, 5, 2, 40, 24, 6, (tile, tile)),
         "grouped_many_rows": lambda: moe.grouped_checks(env, 3, 1, 32, 16, 40, (tile, tile)),
         "rebuild": lambda: nested.rebuild_checks(env, 32, 512),
+        "rebuild_long": lambda: nested.rebuild_checks(env, 8, 33 * 128),  # groups share flags
         "nested": lambda: nested.nested_checks(env, 3, 2, 256, 128, 5),
         "nested_fp32": lambda: nested.nested_checks(fp32, 4, 1, 128, 256, 3),
         "grouped_fp32": lambda: moe.grouped_checks(fp32, 4, 4, 24, 40, 3, (tile, tile)),

@@ -7,7 +7,10 @@ import pytest
 
 pytest.importorskip("triton")
 
-GROUPS = {"interpret": ("rebuild", "nested", "nested_fp32"), "emulate": ("rebuild", "nested", "nested_pairs")}
+GROUPS = {
+    "interpret": ("rebuild", "rebuild_long", "nested", "nested_fp32"),
+    "emulate": ("rebuild", "nested", "nested_pairs"),
+}
 """interpret: weight by weight; emulate: by the assembly, four and two words at once."""
 
 

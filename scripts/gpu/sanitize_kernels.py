@@ -22,6 +22,7 @@ from scripts.gpu import decode_checks as checks
 from scripts.gpu import decode_checks_attention as attention
 from scripts.gpu import decode_checks_linear as linear
 from scripts.gpu import decode_checks_moe as moe
+from scripts.gpu import nested_checks as nested
 from scripts.gpu import prefill_checks as prefill
 from scripts.gpu.int4_checks import Case, check_case
 from specter_core.draft.kernels.configs import GemvConfig, GroupedConfig
@@ -56,6 +57,8 @@ def parts(env: checks.Env) -> dict[str, Callable[[], Found]]:
         "prefill, mla": lambda: prefill.mla_prefill_checks(env, 4, 8, 40, 37, 64, (7,)),
         "prefill, gqa": lambda: prefill.gqa_prefill_checks(env, 4, 2, 24, 70, 128, (33,)),
         "prefill, sum": lambda: prefill.add_rows_checks(env, 5, 3, 40),
+        "rebuild": lambda: nested.rebuild_checks(env, 32, 512),
+        "nested": lambda: nested.nested_checks(env._replace(dtype=torch.bfloat16), 3, 2, 256, 128, 5),
         "prefill, grouped": lambda: moe.grouped_checks(env, 5, 2, 40, 24, 70, (wide, wide)),
     }
 
