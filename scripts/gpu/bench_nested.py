@@ -217,8 +217,8 @@ def ffn_row(bench: Bench, shape: Shape, name: str, case: Case, us: float, bytes_
     bench.row(shape.name, what, us, "us", f"{case.distinct * bytes_per_expert / us / 1e6:.2f} TB/s")
 
 
-GATE_UP_CANDIDATES = ((32, 4, 3, None), (64, 8, 3, None), (32, 4, 2, 128))
-DOWN_CANDIDATES = ((64, 4, 3, None), (32, 4, 3, None), (64, 8, 3, None))
+GATE_UP_CANDIDATES = ((32, 4, 3, 96), (64, 8, 3, 128), (32, 4, 2, 96))
+DOWN_CANDIDATES = ((64, 4, 3, None), (32, 4, 3, 96), (64, 8, 3, 128))
 """Outputs per program, warps, stages, registers: besides the kernels' own tiles."""
 
 

@@ -76,16 +76,22 @@ def _as_weights(bits, dtype: tl.constexpr, FENCE: tl.constexpr):
 
 @triton.jit
 def _tile_of_group(
-    words, scales, symbols, tails, cursor, flags, group, SPAN: tl.constexpr, N: tl.constexpr, QUADS: tl.constexpr,
-    ASM: tl.constexpr,
+    words, scales, symbols, tails, scale, cursor, flags, group, K: tl.constexpr, SPAN: tl.constexpr, N: tl.constexpr,
+    QUADS: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """One group of N rows, whose words, scales (float16*) and symbols (int32*) begin at these pointers [N]."""
+    """One group of N rows, whose words, scales (float16*) and symbols (int32*) begin at these pointers [N].
+
+    -> tile, scale and cursor of the next group. scale float16 [N] is read a group ahead: a branch waits for it.
+    """
     n = tl.arange(0, 16)
     codes = tl.load(words[:, None] + group * 16 + n[None, :])
     at = symbols[:, None] + group * 32 + n[None, :]
-    scale = tl.load(scales + group).to(tl.float32)
+    ahead = tl.load(scales + tl.minimum(group + 1, K // 128 - 1))
     flagged = (flags >> (group // SPAN)) & 1
-    return rebuild_group(codes, tl.load(at), tl.load(at + 16), scale, cursor, flagged, tails, N, QUADS, ASM)
+    tile, cursor = rebuild_group(
+        codes, tl.load(at), tl.load(at + 16), scale.to(tl.float32), cursor, flagged, tails, N, QUADS, ASM
+    )
+    return tile, ahead, cursor
 
 
 @triton.jit
@@ -114,21 +120,23 @@ def _gate_up_kernel(
     words, scales = _codes_of(addresses, layer, 0)
     own = expert.to(tl.int64) * (2 * WIDTH)
     words += own * (H // 8)
-    scales += own * (H // 128)
+    gate_scales = scales + (own + gate_rows) * (H // 128)
+    up_scales = scales + (own + up_rows) * (H // 128)
+    gate_scale, up_scale = tl.load(gate_scales), tl.load(up_scales)
     x_rows = x + (pairs // TOP_K).to(tl.int64)[:, None] * stride_x
     gate = tl.zeros([ROWS, BLOCK_N], tl.float32)
     up = tl.zeros([ROWS, BLOCK_N], tl.float32)
     for group in range(H // 128):
+        g, gate_scale, gate_cursor = _tile_of_group(
+            words + gate_rows * (H // 8), gate_scales, symbols + gate_rows * (H // 4), tails,
+            gate_scale, gate_cursor, gate_flags, group, H, SPAN, BLOCK_N, QUADS, FENCE,
+        )  # fmt: skip
+        u, up_scale, up_cursor = _tile_of_group(
+            words + up_rows * (H // 8), up_scales, symbols + up_rows * (H // 4), tails,
+            up_scale, up_cursor, up_flags, group, H, SPAN, BLOCK_N, QUADS, FENCE,
+        )  # fmt: skip
         ks = group * 128 + tl.arange(0, 128)
         a = tl.load(x_rows + ks[None, :], mask=mask[:, None], other=0.0)
-        g, gate_cursor = _tile_of_group(
-            words + gate_rows * (H // 8), scales + gate_rows * (H // 128), symbols + gate_rows * (H // 4), tails,
-            gate_cursor, gate_flags, group, SPAN, BLOCK_N, QUADS, FENCE,
-        )  # fmt: skip
-        u, up_cursor = _tile_of_group(
-            words + up_rows * (H // 8), scales + up_rows * (H // 128), symbols + up_rows * (H // 4), tails,
-            up_cursor, up_flags, group, SPAN, BLOCK_N, QUADS, FENCE,
-        )  # fmt: skip
         gate = tl.dot(a, tl.trans(_as_weights(g, x.dtype.element_ty, FENCE)), gate, input_precision="ieee")
         up = tl.dot(a, tl.trans(_as_weights(u, x.dtype.element_ty, FENCE)), up, input_precision="ieee")
     y = gate * tl.sigmoid(gate) * up
@@ -161,13 +169,14 @@ def _down_kernel(
     own = expert.to(tl.int64) * H
     words += own * (WIDTH // 8) + ns * (WIDTH // 8)
     scales += own * (WIDTH // 128) + ns * (WIDTH // 128)
+    scale = tl.load(scales)
     y = tl.zeros([ROWS, BLOCK_N], tl.float32)
     for group in range(WIDTH // 128):
+        b, scale, cursor = _tile_of_group(
+            words, scales, symbols, tails, scale, cursor, flags, group, WIDTH, SPAN, BLOCK_N, QUADS, FENCE
+        )  # fmt: skip
         ks = group * 128 + tl.arange(0, 128)
         a = tl.load(act + pairs[:, None] * WIDTH + ks[None, :], mask=mask[:, None], other=0.0)
-        b, cursor = _tile_of_group(
-            words, scales, symbols, tails, cursor, flags, group, SPAN, BLOCK_N, QUADS, FENCE
-        )  # fmt: skip
         y = tl.dot(a, tl.trans(_as_weights(b, act.dtype.element_ty, FENCE)), y, input_precision="ieee")
     tl.store(out + pairs.to(tl.int64)[:, None] * H + ns[None, :], y, mask=mask[:, None])
 
