@@ -12,7 +12,17 @@ from specter_core.draft import rtn
 from specter_core.draft.int4 import GROUP, Int4Matrix, pack, unpack
 from specter_core.draft.kernels.layout import repack_for_gemv
 from specter_core.memory.payload import TRAILER_BYTES
-from specter_core.nested.code import BELOW, NOTHING, TAIL_ORDER, CodedMatrix, _bases, code_matrix, flag_span, sanitised
+from specter_core.nested.code import (
+    BELOW,
+    NOTHING,
+    TAIL_ORDER,
+    CodedMatrix,
+    _bases,
+    code_matrix,
+    flag_span,
+    sanitised,
+    tail_bytes,
+)
 from specter_core.nested.kernels.assembly import BLOCKS, SCALES, assembly
 from specter_core.nested.layout import OVERREAD_BYTES
 
@@ -101,9 +111,10 @@ FLAGS = {"gauss, flagged": 6, "shared flags": 2, "any pattern, any code": 80, "n
 @pytest.mark.parametrize("name", cases())
 def test_the_assembly_rebuilds_every_weight_and_reads_nothing_beyond_its_entry(name: str, blocks: int) -> None:
     weight, codes, scales = cases()[name]
-    codes = sanitised(weight, codes, scales)
+    codes, flags = sanitised(weight, codes, scales)
     coded = code_matrix(weight, codes, scales)
     assert sum((word & 0xFFFFFFFF).bit_count() for word in coded.flags.tolist()) == FLAGS.get(name, 0)
+    assert coded.tails.numel() == int(tail_bytes(codes, flags).sum())
     wanted = weight.view(torch.int16).numpy().astype(np.uint32) & 0xFFFF
     np.testing.assert_array_equal(rebuilt(coded, codes, scales, blocks), wanted)
 

@@ -57,6 +57,15 @@ def test_damaged_and_short_files_are_refused_with_the_remedy(kept: Path) -> None
         open_model(MODEL, encoding="nested", nested_dir=kept)
 
 
+def test_what_an_older_version_wrote_is_made_anew(kept: Path) -> None:
+    card = json.loads((kept / CARD).read_text())
+    (kept / CARD).write_text(json.dumps({**card, "version": card["version"] - 1}))
+    (kept / EXPERTS).write_bytes(b"another format")
+    with open_model(MODEL, encoding="nested", nested_dir=kept):
+        pass
+    assert json.loads((kept / CARD).read_text()) == card
+
+
 def test_what_was_made_from_another_draft_is_made_anew(kept: Path, tmp_path: Path) -> None:
     draft = tmp_path / "draft"
     shutil.copytree(MODEL / "draft", draft)

@@ -29,7 +29,7 @@ def rebuild_checks(env: Env, rows: int, inputs: int) -> Iterator[Check]:
     and on codes 0 alone, of patterns and of weights that nibbles reach."""
 
     def check(name: str, weight: Tensor, matrix: Int4Matrix) -> Check:
-        codes = sanitised(weight, unpack(matrix.codes), matrix.scales)
+        codes, _ = sanitised(weight, unpack(matrix.codes), matrix.scales)
         coded, gemv = code_matrix(weight, codes, matrix.scales), repack_for_gemv(Int4Matrix(pack(codes), matrix.scales))
         out = torch.full(weight.shape, -9, dtype=torch.int16, device=env.device)
         tails = torch.cat([coded.tails, coded.tails.new_full((OVERREAD_BYTES,), 255)])

@@ -73,39 +73,48 @@ def flag_span(groups: int) -> int:
     return -(-groups // 32)
 
 
-def sanitised(weight: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """codes int8 [rows, K] with those replaced that cannot be told from `weight`: by the nearest code, else by 0.
+def sanitised(weight: Tensor, codes: Tensor, scales: Tensor) -> tuple[Tensor, Tensor]:
+    """codes int8 [rows, K] with those replaced that cannot be told from `weight`: by the nearest code, else by 0; and
+    the flags, bool [rows, K/128].
 
-    weight bfloat16 [rows, K]; scales float16 [rows, K/128]. Where codes round to nearest, nothing changes.
+    weight bfloat16 [rows, K]; scales float16 [rows, K/128]. Where codes round to nearest, none is replaced.
     """
     bits, groups = _bits(weight), _grouped(codes)
     flags = torch.zeros_like(scales, dtype=torch.bool)
     reached = _reached(bits, groups, scales, flags)
-    if bool(reached.all()):
-        return codes
+    rows = (~reached).flatten(1).any(1).nonzero()[:, 0]
+    if rows.numel() == 0:
+        return codes, flags
+    found = groups.clone()
+    found[rows] = _moved(weight[rows], bits[rows], groups[rows], scales[rows], reached[rows], flags[rows])
+    flags[rows] = _shared(~_reached(bits[rows], found[rows], scales[rows], flags[rows]).all(2))
+    rows = flags.any(1).nonzero()[:, 0]
+    if rows.numel():
+        some = bits[rows], groups[rows], scales[rows]
+        again = _moved(weight[rows], *some, _reached(*some, flags[rows]), flags[rows])
+        found[rows] = torch.where(flags[rows].unsqueeze(-1), again, found[rows])
+    return found.flatten(1), flags
+
+
+def _moved(weight: Tensor, bits: Tensor, groups: Tensor, scales: Tensor, reached: Tensor, flags: Tensor) -> Tensor:
     s = scales.to(torch.float32).unsqueeze(-1)
     nearest = torch.nan_to_num(_grouped(weight).to(torch.float32) / s, nan=0.0).round_().clamp_(-8, 7).to(torch.int8)
-
-    def moved(reached: Tensor, flags: Tensor) -> Tensor:
-        return torch.where(reached, groups, torch.where(_reached(bits, nearest, scales, flags), nearest, 0))
-
-    found = moved(reached, flags)
-    flags = _flags(bits, found, scales)
-    if bool(flags.any()):
-        some = moved(_reached(bits, groups, scales, flags), flags)
-        found = torch.where(flags.unsqueeze(-1), some, found)
-    return found.flatten(1)
+    return torch.where(reached, groups, torch.where(_reached(bits, nearest, scales, flags), nearest, 0))
 
 
 def code_matrix(weight: Tensor, codes: Tensor, scales: Tensor) -> CodedMatrix:
     """weight bfloat16 [rows, K], codes int8 [rows, K] from `sanitised`, scales float16 [rows, K/128], on one device."""
     bits, groups = _bits(weight), _grouped(codes)
-    flags = _flags(bits, groups, scales)
-    symbol = bits - _bases(groups, scales, flags)
-    assert bool(_fits(symbol, groups == 0, flags).all()), "codes do not reach their weights: sanitise them first"
+    flags = torch.zeros_like(scales, dtype=torch.bool)
+    zero, symbol = groups == 0, bits - _bases(groups, scales, flags)
+    flags = _shared(~_fits(symbol, zero, flags).all(2))
+    rows = flags.any(1).nonzero()[:, 0]
+    symbol[rows] = bits[rows] - _bases(groups[rows], scales[rows], flags[rows])
+    reached = _fits(symbol[rows], zero[rows], flags[rows])
+    assert bool(reached.all()), "codes do not reach their weights: sanitise them first"
     order = _order(TAIL_ORDER, weight.device)
-    listed = (groups == 0)[..., order]
-    sizes = _row_bytes(listed, flags)
+    listed = zero[..., order]
+    sizes = tail_bytes(groups, flags)
     starts = sizes.cumsum(0) - sizes
     at, wide = _places(listed, starts, flags)
     tails = torch.zeros(int(sizes.sum()), dtype=torch.int32, device=weight.device)
@@ -117,13 +126,7 @@ def code_matrix(weight: Tensor, codes: Tensor, scales: Tensor) -> CodedMatrix:
     write(torch.where(wide, upper & 15, (upper & 7) | (upper >> 4 & 8)), at)
     write(upper[wide] >> 4 & 15, at[wide] + 1)
     stored = (symbol & 0xFF).to(torch.uint8)[..., _order(STORED_ORDER, weight.device)]
-    bit = torch.arange(flags.shape[1], device=weight.device) // flag_span(flags.shape[1])
-    marks = torch.zeros(len(flags), 32, dtype=torch.int64, device=weight.device).index_add_(
-        1, bit, flags.to(torch.int64)
-    )
-    words = ((marks > 0) << torch.arange(32, device=weight.device)).sum(1)
-    words = torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
-    return CodedMatrix(stored.flatten(1), tails.to(torch.uint8), starts.to(torch.int32), words)
+    return CodedMatrix(stored.flatten(1), tails.to(torch.uint8), starts.to(torch.int32), _flag_words(flags))
 
 
 def decode_matrix(coded: CodedMatrix, codes: Tensor, scales: Tensor) -> Tensor:
@@ -149,16 +152,18 @@ def decode_matrix(coded: CodedMatrix, codes: Tensor, scales: Tensor) -> Tensor:
     return torch.where(w >= 0x8000, w - 0x10000, w).to(torch.int16).view(torch.bfloat16).flatten(1)
 
 
-def tail_bytes(weight: Tensor, codes: Tensor, scales: Tensor) -> tuple[Tensor, int]:
-    """Bytes of tails int64 [rows] and how many groups are flagged; arguments as for `code_matrix`."""
-    groups = _grouped(codes)
-    flags = _flags(_bits(weight), groups, scales)
-    return _row_bytes(groups == 0, flags), int(flags.sum())
+def tail_bytes(codes: Tensor, flags: Tensor) -> Tensor:
+    """int64 [rows]. codes int8 with the rows' inputs in any shape behind them; flags bool [rows, K/128]."""
+    zeros = (codes.view(*flags.shape, GROUP) == 0).sum(2)
+    return ((zeros * (1 + flags.to(torch.int64))).sum(1) + 1) // 2
 
 
-def _row_bytes(zero: Tensor, flags: Tensor) -> Tensor:
-    nibbles = (zero.sum(2) * (1 + flags.to(torch.int64))).sum(1)
-    return (nibbles + 1) // 2
+def _flag_words(flags: Tensor) -> Tensor:
+    """int32 [rows]: one bit for every `flag_span` groups."""
+    span = flag_span(flags.shape[1])
+    bit = torch.arange(0, flags.shape[1], span, device=flags.device) // span
+    words = (flags[:, ::span].to(torch.int64) << bit).sum(1)
+    return torch.where(words >= 1 << 31, words - (1 << 32), words).to(torch.int32)
 
 
 def _places(listed: Tensor, starts: Tensor, flags: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,17 +171,15 @@ def _places(listed: Tensor, starts: Tensor, flags: Tensor) -> tuple[Tensor, Tens
     wide = flags.unsqueeze(-1).expand_as(listed)
     sizes = (listed.to(torch.int32) * (1 + wide.to(torch.int32))).flatten(1)
     before = sizes.cumsum(1, dtype=torch.int32) - sizes
-    return (before + 2 * starts[:, None]).view(listed.shape)[listed], wide[listed]
+    at = before + (2 * starts[:, None]).to(torch.int32)
+    return at.view(listed.shape)[listed].to(torch.int64), wide[listed]
 
 
-def _flags(bits: Tensor, groups: Tensor, scales: Tensor) -> Tensor:
-    """bool [rows, G]: in one of the groups that share a flag a weight is not reached as long as tails are nibbles."""
-    missed = ~_reached(bits, groups, scales, torch.zeros_like(scales, dtype=torch.bool)).all(2)
-    span = flag_span(missed.shape[1])
-    if span == 1:
-        return missed
-    shared = torch.nn.functional.pad(missed, (0, -missed.shape[1] % span)).unflatten(1, (-1, span)).any(2)
-    return shared.repeat_interleave(span, dim=1)[:, : missed.shape[1]]
+def _shared(missed: Tensor) -> Tensor:
+    """bool [rows, G]: that a group or one that shares its flag is missed."""
+    groups, span = missed.shape[1], flag_span(missed.shape[1])
+    whole = torch.nn.functional.pad(missed, (0, -groups % span)).unflatten(1, (-1, span))
+    return whole.any(2).repeat_interleave(span, dim=1)[:, :groups]
 
 
 def _reached(bits: Tensor, groups: Tensor, scales: Tensor, flags: Tensor) -> Tensor:

@@ -44,10 +44,9 @@ def sanitised_codes(wide: Tensor, tall: Tensor, codes: ExpertCodes) -> Sanitised
     for weight, matrix in zip((wide, tall), codes, strict=True):
         before = unpack(matrix.codes)
         rows, scales = weight.flatten(0, 1), matrix.scales.flatten(0, 1)
-        flat = sanitised(rows, before.flatten(0, 1), scales)
-        sizes, groups = tail_bytes(rows, flat, scales)
-        tails += sizes.view(weight.shape[:2]).sum(1)
-        flagged += groups
+        flat, flags = sanitised(rows, before.flatten(0, 1), scales)
+        tails += tail_bytes(flat, flags).view(weight.shape[:2]).sum(1)
+        flagged += int(flags.sum())
         after = flat.view(before.shape)
         changed = int((after != before).sum())
         moved += changed
