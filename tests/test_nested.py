@@ -120,6 +120,14 @@ def expert(seed: int, hidden: int, width: int) -> tuple[ExpertViews, ExpertCodes
     return weights, ExpertCodes(*(Int4Matrix(m.codes[None], m.scales[None]) for m in matrices))
 
 
+def test_gaussian_weights_take_no_more_than_8_7_bits() -> None:
+    layout = NestedLayout(2048, 256)
+    weights, codes = expert(3, 2048, 256)
+    found = sanitised_codes(*batch_of(weights), codes)
+    assert found.moved == 0 and 0 < found.flagged < 1e-3 * layout.weights / GROUP
+    assert 8 * layout.payload_bytes(found.tails[0]) / layout.weights <= 8.7
+
+
 def test_a_payload_has_room_for_more_tails_than_it_needs() -> None:
     layout = NestedLayout(256, 128)
     weights, codes = expert(1, 256, 128)
