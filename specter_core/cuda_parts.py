@@ -8,8 +8,7 @@ from specter_core.device_runtime import CudaRuntime, DeviceRuntime
 from specter_core.device_timeline import DeviceTimeline
 from specter_core.draft.draft_graph import GraphDraftPass
 from specter_core.draft.experts import DraftExpertPath
-from specter_core.draft.kernels.layouts import path_of
-from specter_core.draft.kernels.path import FusedExpertPath
+from specter_core.draft.kernels.block_path import BlockExpertPath
 from specter_core.errors import UserError
 from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.memory.link_cuda import CudaLink
@@ -66,7 +65,7 @@ class CudaParts:
         if self._model.store.layout.encoding == "plain":
             return None
         path = self._fused_experts()
-        assert isinstance(path, FusedExpertPath), path
+        assert isinstance(path, BlockExpertPath), path
         return ResidentCodes(path.gate_up, path.down)
 
     def target(self, experts: ExpertPass) -> CudaTargetPass:
@@ -94,6 +93,5 @@ class CudaParts:
         model, config = self._model, self._model.decoder.config
         if model.fused_draft is None:
             assert model.draft is not None
-            path = path_of(model.store.layout.encoding)
-            model.fused_draft = path(model.draft, config.top_k, model.decoder.device, pdl=self._runtime.pdl)
+            model.fused_draft = BlockExpertPath(model.draft, config.top_k, model.decoder.device, pdl=self._runtime.pdl)
         return model.fused_draft

@@ -16,7 +16,7 @@ from specter_core.verify.layer_hook import LayerHook
 
 
 class DraftExpertsPath(Protocol):
-    """Routed experts of a draft step: `DraftExpertPath`, `BlockExpertPath`, or, nested, `FusedExpertPath`."""
+    """Routed experts of a draft step: `DraftExpertPath` or `BlockExpertPath`."""
 
     def forward(self, layer: int, normed: Tensor, ids: Tensor, weights: Tensor) -> Tensor: ...
 

@@ -67,7 +67,7 @@ def interpreted(group: str) -> Iterator[Any]:
         "grouped": lambda: moe.grouped_checks(env, 5, 2, 40, 24, 6, (tile, tile)),
         "grouped_many_rows": lambda: moe.grouped_checks(env, 3, 1, 32, 16, 40, (tile, tile)),
         "rebuild": lambda: nested.rebuild_checks(env, 32, 512),
-        "rebuild_long": lambda: nested.rebuild_checks(env, 8, 33 * 128),  # groups share flags
+        "rebuild_long": lambda: nested.rebuild_checks(env, 16, 33 * 128),  # groups share flags
         "nested": lambda: nested.nested_checks(env, 3, 2, 256, 128, 5),
         "nested_fp32": lambda: nested.nested_checks(fp32, 4, 1, 128, 256, 3),
         "grouped_fp32": lambda: moe.grouped_checks(fp32, 4, 4, 24, 40, 3, (tile, tile)),
@@ -262,7 +262,7 @@ def compiled_nested(name: str) -> list[list[Any]]:
 
     from scripts.gpu.decode_shapes import SHAPES
     from scripts.gpu.offline_sm90 import compile_only
-    from specter_core.draft.kernels.layout import GemvMatrix
+    from specter_core.draft.kernels.blocks import BlockMatrix
     from specter_core.nested.kernels.decode import decode_rows
     from specter_core.nested.layout import NestedLayout
     from specter_core.verify.kernels.nested_ffn import ResidentCodes, nested_ffn
@@ -274,7 +274,11 @@ def compiled_nested(name: str) -> list[list[Any]]:
     hidden, width, experts, k = shape.hidden, shape.width, shape.experts, shape.top_k
     layout, brain = NestedLayout(hidden, width), torch.bfloat16
     gate_up, down = (
-        [GemvMatrix(empty(experts, n, i // 8), empty(experts, n, i // 128, dtype=torch.float16))]
+        [
+            BlockMatrix(
+                empty(experts, n // 16, i // 128, 256), empty(experts, n // 16, i // 128, 8, 2, dtype=torch.float16)
+            )
+        ]
         for n, i in ((2 * width, hidden), (hidden, width))
     )
     entries = empty(4, layout.payload_bytes(1 << 20) + 256, dtype=torch.uint8)
@@ -286,9 +290,8 @@ def compiled_nested(name: str) -> list[list[Any]]:
             nested_ffn(x, entries, ResidentCodes(gate_up, down), empty(1), slots, members, counts, act, out,
                        layout=layout, top_k=k, experts=listed)  # fmt: skip
         symbols, tails = empty(hidden, width // 4), empty(1 << 20, dtype=torch.uint8)
-        words, scales = (t[0] for t in down[0])
-        decode_rows(words, scales, symbols, tails, empty(hidden), empty(hidden),
-                    empty(hidden, width, dtype=torch.int16))  # fmt: skip
+        blocks = BlockMatrix(*(t[0] for t in down[0]))
+        decode_rows(blocks, symbols, tails, empty(hidden), empty(hidden), empty(hidden, width, dtype=torch.int16))
     return [
         [kernel, built.metadata.shared, "mma.sync" in built.asm["ptx"], "kWidth = 4" not in built.asm["ttgir"]]
         for kernel, built in found

@@ -198,7 +198,7 @@ def compiled(family: str) -> list[list[Any]]:
     import torch
 
     from scripts.gpu.offline_sm90 import compile_only
-    from specter_core.draft.kernels.layout import GemvMatrix
+    from specter_core.draft.kernels.blocks import BlockMatrix
     from specter_core.memory.payload import ENTRY_ALIGNMENT_BYTES
     from specter_core.model.config import ModelConfig
     from specter_core.model.decoder import Decoder
@@ -254,7 +254,8 @@ def compiled(family: str) -> list[list[Any]]:
     lists = empty(4, dtype=int32)
     coded = NestedLayout(hidden, width).payload_bytes(1 << 20) + ENTRY_ALIGNMENT_BYTES
     codes = nested.ResidentCodes(*(
-        [GemvMatrix(empty(experts, n, i // 8, dtype=int32), empty(experts, n, i // 128, dtype=torch.float16))]
+        [BlockMatrix(empty(experts, n // 16, i // 128, 256, dtype=int32),
+                     empty(experts, n // 16, i // 128, 8, 2, dtype=torch.float16))]
         for n, i in ((2 * width, hidden), (hidden, width))
     ))  # fmt: skip
     with compile_only() as found:

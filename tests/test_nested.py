@@ -14,7 +14,7 @@ from torch import Tensor
 
 from specter_core.draft import rtn
 from specter_core.draft.int4 import GROUP, Int4Matrix, pack, unpack
-from specter_core.draft.kernels.layout import repack_for_gemv
+from specter_core.draft.kernels.blocks import repack_to_blocks
 from specter_core.errors import UserError, WrongExpertError
 from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.payload import ExpertViews, PayloadLayout
@@ -83,10 +83,10 @@ def test_rounding_to_nearest_needs_no_other_codes(seed: int, size: float) -> Non
 
 def test_the_orders_name_every_input_of_a_group_once_and_follow_the_draft_kernels_words() -> None:
     assert sorted(STORED_ORDER) == sorted(TAIL_ORDER) == list(range(GROUP))
-    matrix = Int4Matrix(pack(torch.randint(-8, 8, (1, GROUP)).to(torch.int8)), torch.ones(1, 1, dtype=torch.float16))
-    halves = repack_for_gemv(matrix).words.view(torch.int16).view(-1, 2, 2).transpose(1, 2)  # pair of words, half, word
-    nibbles = torch.stack([(halves >> (4 * j)) & 15 for j in range(4)], dim=-1).flatten()
-    assert torch.equal(nibbles - 8, unpack(matrix.codes)[0, list(TAIL_ORDER)].to(torch.int16))
+    matrix = Int4Matrix(pack(torch.randint(-8, 8, (16, GROUP)).to(torch.int8)), torch.ones(16, 1, dtype=torch.float16))
+    words = repack_to_blocks(matrix).words.view(16, GROUP // 8)
+    nibbles = torch.stack([(words >> (4 * j)) & 15 for j in range(8)], dim=-1).flatten(1)
+    assert torch.equal(nibbles - 8, unpack(matrix.codes)[:, list(TAIL_ORDER)].to(torch.int32))
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -7,10 +7,11 @@ import ptx_lanes
 import pytest
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from specter_core.draft import rtn
 from specter_core.draft.int4 import GROUP, Int4Matrix, pack, unpack
-from specter_core.draft.kernels.layout import repack_for_gemv
+from specter_core.draft.kernels.blocks import repack_to_blocks
 from specter_core.memory.payload import TRAILER_BYTES
 from specter_core.nested.code import (
     BELOW,
@@ -23,7 +24,7 @@ from specter_core.nested.code import (
     sanitised,
     tail_bytes,
 )
-from specter_core.nested.kernels.assembly import BLOCKS, SCALES, assembly
+from specter_core.nested.kernels.assembly import COUNT, SCALES, assembly
 from specter_core.nested.layout import OVERREAD_BYTES
 
 FILL = 0xA5
@@ -33,9 +34,16 @@ def words_of(t: Tensor) -> np.ndarray:
     return t.contiguous().view(torch.int32).numpy().view(np.uint32)
 
 
-def rebuilt(coded: CodedMatrix, codes: Tensor, scales: Tensor, blocks: int) -> np.ndarray:
-    """The weights' bits, uint32 [rows, K], by the assembly for so many blocks, as many code words at once."""
-    rows, groups, calls = codes.shape[0], codes.shape[1] // GROUP, 16 // blocks  # calls per group
+def code_words(codes: Tensor, scales: Tensor) -> Tensor:
+    """int32 [rows, K/8], as the draft's blocks have them."""
+    whole = pad(pack(codes), (0, 0, 0, -codes.shape[0] % 16)), pad(scales, (0, 0, 0, -codes.shape[0] % 16))
+    words = repack_to_blocks(Int4Matrix(*whole)).words
+    return words.unflatten(2, (16, 16)).transpose(1, 2).flatten(0, 1).flatten(1)[: codes.shape[0]]
+
+
+def rebuilt(coded: CodedMatrix, codes: Tensor, scales: Tensor, words: int) -> np.ndarray:
+    """The weights' bits, uint32 [rows, K], by the assembly for so many words at once."""
+    rows, groups, calls = codes.shape[0], codes.shape[1] // GROUP, 16 // words  # calls per group
     size = coded.tails.numel()
     memory = np.full((size + OVERREAD_BYTES) // 4 * 4, 0xA5, np.uint8)
     memory[:size] = coded.tails.numpy()
@@ -46,30 +54,22 @@ def rebuilt(coded: CodedMatrix, codes: Tensor, scales: Tensor, blocks: int) -> n
     begin = np.repeat(2 * coded.starts.numpy()[:, None] + sizes.cumsum(1) - sizes, calls)
     counts = zero.reshape(rows * groups, calls, -1).sum(2)
     before = (counts.cumsum(1) - counts).ravel()
-    code_words = words_of(repack_for_gemv(Int4Matrix(pack(codes), scales)).words).reshape(-1, blocks)
-    symbols = words_of(coded.symbols).reshape(-1, 2, calls, blocks).swapaxes(1, 2).reshape(-1, 2, blocks)
+    numbers = words_of(code_words(codes, scales)).reshape(-1, words)
+    found = ptx_lanes.run(COUNT, {"$1": numbers.ravel()})["$0"]
+    np.testing.assert_array_equal(found, zero.reshape(len(found), 8).sum(1))
+    symbols = words_of(coded.symbols).reshape(-1, 2, calls, words).swapaxes(1, 2).reshape(-1, 2, words)
     t_and_c = ptx_lanes.run(SCALES, {"$2": scales.float().numpy().ravel(), "$3": flagged.astype(np.uint32).ravel()})
-    operands: list[list[np.ndarray]] = [[], [], []]
-    for word in range(0, blocks, 2):
-        made = ptx_lanes.run(BLOCKS, {"$3": code_words[:, word], "$4": code_words[:, word + 1]})
-        np.testing.assert_array_equal(made["$2"], zero.reshape(len(made["$2"]), blocks // 2, 16).sum(2)[:, word // 2])
-        for half in (0, 1):
-            block = made[f"${half}"], symbols[:, half, word], symbols[:, half, word + 1]
-            for kind, operand in zip(operands, block, strict=True):
-                kind.append(operand)
     t, c = (np.repeat(t_and_c[name], calls) for name in ("$0", "$1"))
     places = [place.astype(np.uint32) for place in (begin, begin + before, 0 * begin)]
-    inputs = [*(operand for kind in operands for operand in kind), t, c, *places]
-    named = {f"${4 * blocks + i}": value for i, value in enumerate(inputs)}
-    outputs = ptx_lanes.run(assembly(blocks), named, ptx_lanes.words_within(memory))
-    bits = np.zeros((rows * groups, calls, GROUP), np.uint32)
-    for b in range(blocks):
-        for pair in range(4):
-            value = outputs[f"${4 * b + pair}"].reshape(-1, calls)
-            for call in range(calls):
-                k = 16 * (4 * (b % 2) + pair) + call * blocks + b - b % 2
-                bits[:, call, k], bits[:, call, k + 1] = value[:, call] & 0xFFFF, value[:, call] >> 16
-    return bits.sum(1).reshape(codes.shape)
+    operands = [*numbers.T, *symbols[:, 0].T, *symbols[:, 1].T, t, c, *places]
+    named = {f"${4 * words + i}": value for i, value in enumerate(operands)}
+    outputs = ptx_lanes.run(assembly(words), named, ptx_lanes.words_within(memory))
+    bits = np.zeros((rows * groups, calls, words, 4, 2), np.uint32)
+    for word in range(words):
+        for pair, place in enumerate((0, 2, 1, 3)):  # nibbles pair and 4 + pair are two neighbouring inputs
+            value = outputs[f"${4 * word + pair}"].reshape(-1, calls)
+            bits[:, :, word, place, 0], bits[:, :, word, place, 1] = value & 0xFFFF, value >> 16
+    return bits.reshape(codes.shape)
 
 
 def cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
@@ -107,16 +107,16 @@ def cases() -> dict[str, tuple[Tensor, Tensor, Tensor]]:
 FLAGS = {"gauss, flagged": 6, "shared flags": 2, "any pattern, any code": 80, "no code but 0, flagged": 80}
 
 
-@pytest.mark.parametrize("blocks", (2, 4))
+@pytest.mark.parametrize("words", (2, 4))
 @pytest.mark.parametrize("name", cases())
-def test_the_assembly_rebuilds_every_weight_and_reads_nothing_beyond_its_entry(name: str, blocks: int) -> None:
+def test_the_assembly_rebuilds_every_weight_and_reads_nothing_beyond_its_entry(name: str, words: int) -> None:
     weight, codes, scales = cases()[name]
     codes, flags = sanitised(weight, codes, scales)
     coded = code_matrix(weight, codes, scales)
     assert sum((word & 0xFFFFFFFF).bit_count() for word in coded.flags.tolist()) == FLAGS.get(name, 0)
     assert coded.tails.numel() == int(tail_bytes(codes, flags).sum())
     wanted = weight.view(torch.int16).numpy().astype(np.uint32) & 0xFFFF
-    np.testing.assert_array_equal(rebuilt(coded, codes, scales, blocks), wanted)
+    np.testing.assert_array_equal(rebuilt(coded, codes, scales, words), wanted)
 
 
 def test_what_is_read_behind_the_last_tail_ends_within_a_trailer() -> None:

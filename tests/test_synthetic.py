@@ -140,14 +140,14 @@ def test_the_draft_is_rounded_to_nearest_and_says_so():
 
 def test_the_fused_path_made_layer_by_layer_equals_the_one_from_the_whole_draft():
     pytest.importorskip("triton")
-    from specter_core.draft.kernels.path import FusedExpertPath
+    from specter_core.draft.kernels.block_path import BlockExpertPath
 
     spec = small()
     config = spec.model_config
     with open_synthetic(spec, "cpu") as model:
-        whole = FusedExpertPath(model.draft, config.top_k, "cpu")
+        whole = BlockExpertPath(model.draft, config.top_k, "cpu")
         layers = draft_layers(model.store, "cpu")
-        made = FusedExpertPath.from_layers(layers, config.hidden, config.expert_width, config.top_k, "cpu")
+        made = BlockExpertPath.from_layers(layers, config.hidden, config.expert_width, config.top_k, "cpu")
         for left, right in zip([*whole.gate_up, *whole.down], [*made.gate_up, *made.down], strict=True):
             assert torch.equal(left.words, right.words) and torch.equal(left.scales, right.scales)
 

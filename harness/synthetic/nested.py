@@ -22,19 +22,18 @@ def nest(model: LoadedModel, target: torch.device, *, noise: float = 0.0) -> Non
         model.draft = draft_from_store(plain, target, noise=noise, locked=True)
         model.store, report = nested_store(plain, model.draft, device=target, checksum=False)
     else:
-        from specter_core.draft.kernels.layout import GemvMatrix, canonical
-        from specter_core.draft.kernels.path import FusedExpertPath
+        from specter_core.draft.kernels.block_path import BlockExpertPath
+        from specter_core.draft.kernels.blocks import canonical_of_blocks
 
         config, report = model.decoder.config, new_report(plain)
         made = enumerate(draft_layers(plain, target, noise=noise))
-        path = FusedExpertPath.from_layers(
+        path = BlockExpertPath.from_layers(
             (sanitised_layer(plain, layer, codes, report, device=target) for layer, codes in made),
             config.hidden, config.expert_width, config.top_k, target, pdl=model.runtime.pdl,
         )  # fmt: skip
 
         def codes_of(layer: int) -> tuple[Int4Matrix, Int4Matrix]:
-            gate_up, down = (GemvMatrix(*side[layer]) for side in (path.gate_up, path.down))
-            return canonical(gate_up), canonical(down)
+            return canonical_of_blocks(path.gate_up[layer], halves=True), canonical_of_blocks(path.down[layer])
 
         runtime = model.runtime
         model.store = write_nested(plain, codes_of, report, device=target, checksum=False, register=runtime.register)

@@ -32,7 +32,7 @@ from scripts.gpu.bench_decode_kernels import ceiling_tb_per_s, event_us, graph_u
 from scripts.gpu.decode_checks import Env
 from scripts.gpu.nested_checks import nested_checks, rebuild_checks, round_to_nearest
 from specter_core.draft.int4 import Int4Matrix
-from specter_core.draft.kernels.layout import GemvMatrix, repack_for_gemv
+from specter_core.draft.kernels.blocks import BlockMatrix, repack_to_blocks
 from specter_core.memory.payload import ExpertViews, PayloadLayout
 from specter_core.nested.expert import batch_of, encode_experts, sanitised_codes
 from specter_core.nested.kernels.decode import decode_rows
@@ -110,7 +110,7 @@ def codec(bench: Bench, shape: Shape, kind: str) -> None:
     wrong = 0
     outs, runs = [], []
     for i, (weight, matrix) in enumerate(zip((torch.cat(weights[:2]), weights.down), found.codes, strict=True)):
-        gemv = GemvMatrix(*(t[0] for t in repack_for_gemv(matrix)))
+        blocks = BlockMatrix(*(t[0] for t in repack_to_blocks(matrix)))
         rows = slice(0, 2 * shape.width) if i == 0 else slice(2 * shape.width, layout.rows)
         split = 2 * shape.width * shape.hidden
         symbols = payload[layout.symbols_at : layout.tails_at].view(torch.int32)
@@ -119,9 +119,9 @@ def codec(bench: Bench, shape: Shape, kind: str) -> None:
         out = torch.zeros(weight.shape, dtype=torch.int16, device="cuda")
         tails = torch.cat([payload, payload.new_zeros(256)])[layout.tails_at :]
 
-        def run(gemv: GemvMatrix = gemv, symbols: Tensor = symbols, starts: Tensor = starts, flags: Tensor = flags,
+        def run(blocks: BlockMatrix = blocks, symbols: Tensor = symbols, starts: Tensor = starts, flags: Tensor = flags,
                 out: Tensor = out, tails: Tensor = tails) -> None:  # fmt: skip
-            decode_rows(gemv.words, gemv.scales, symbols, tails, starts, flags, out)
+            decode_rows(blocks, symbols, tails, starts, flags, out)
 
         run()
         wrong += int((out != weight.contiguous().view(torch.int16)).sum())
@@ -145,11 +145,13 @@ def make_layer(shape: Shape, experts: int) -> Layer:
         nested[e, :size] = encode_experts(*batch_of(w), f.codes, layout, size)[0]
         plain[e, : layout.weights] = torch.cat([m.flatten() for m in w])
 
-    def stacked(parts: list[Int4Matrix]) -> list[GemvMatrix]:
+    def stacked(parts: list[Int4Matrix], halves: bool) -> list[BlockMatrix]:
         whole = Int4Matrix(torch.cat([p.codes for p in parts]), torch.cat([p.scales for p in parts]))
-        return [repack_for_gemv(whole)]
+        return [repack_to_blocks(whole, halves)]
 
-    codes = ResidentCodes(stacked([f.codes.gate_up for f in found]), stacked([f.codes.down for f in found]))
+    codes = ResidentCodes(
+        stacked([f.codes.gate_up for f in found], True), stacked([f.codes.down for f in found], False)
+    )
     return Layer(plain, nested, codes, layout)
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from scripts.gpu.decode_checks import Check, Env, bit_mismatches
 from specter_core.draft import rtn
 from specter_core.draft.int4 import GROUP, Int4Matrix, pack, unpack
-from specter_core.draft.kernels.layout import GemvMatrix, repack_for_gemv
+from specter_core.draft.kernels.blocks import BlockMatrix, repack_to_blocks
 from specter_core.memory.payload import ExpertViews, PayloadLayout
 from specter_core.nested.code import code_matrix, sanitised
 from specter_core.nested.expert import ExpertCodes, batch_of, encode_experts, sanitised_codes
@@ -30,10 +30,13 @@ def rebuild_checks(env: Env, rows: int, inputs: int) -> Iterator[Check]:
 
     def check(name: str, weight: Tensor, matrix: Int4Matrix) -> Check:
         codes, _ = sanitised(weight, unpack(matrix.codes), matrix.scales)
-        coded, gemv = code_matrix(weight, codes, matrix.scales), repack_for_gemv(Int4Matrix(pack(codes), matrix.scales))
+        coded, blocks = (
+            code_matrix(weight, codes, matrix.scales),
+            repack_to_blocks(Int4Matrix(pack(codes), matrix.scales)),
+        )
         out = torch.full(weight.shape, -9, dtype=torch.int16, device=env.device)
         tails = torch.cat([coded.tails, coded.tails.new_full((OVERREAD_BYTES,), 255)])
-        decode_rows(gemv.words, gemv.scales, coded.symbols.view(torch.int32), tails, coded.starts, coded.flags, out)
+        decode_rows(blocks, coded.symbols.view(torch.int32), tails, coded.starts, coded.flags, out)
         return Check(f"{name} {rows}x{inputs}", bit_mismatches(out, weight.view(torch.int16)), 0.0)
 
     for name, spread in (("gauss", 0.0), ("heavy tails", 1.5)):
@@ -80,10 +83,10 @@ def nested_checks(
         nested[place, :size] = encode_experts(*batch_of(weight), one.codes, layout, size)[0]
         plain[place, : layout.weights] = torch.cat([m.flatten() for m in weight]).to(env.dtype)
     sides = [
-        repack_for_gemv(Int4Matrix(torch.cat([m.codes for m in side]), torch.cat([m.scales for m in side])))
-        for side in zip(*(f.codes for f in found), strict=True)
+        repack_to_blocks(Int4Matrix(torch.cat([m.codes for m in side]), torch.cat([m.scales for m in side])), halves)
+        for side, halves in zip(zip(*(f.codes for f in found), strict=True), (True, False), strict=True)
     ]
-    other = [GemvMatrix(side.words + 1, side.scales * 2) for side in sides]
+    other = [BlockMatrix(side.words + 1, side.scales * 2) for side in sides]
     resident = ResidentCodes([other[0], sides[0]], [other[1], sides[1]])
     ids = torch.stack([torch.randperm(experts, generator=env.generator)[:top_k] for _ in range(count)])
     ids = ids.sort(dim=1).values

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from specter_core.device_runtime import CudaRuntime, compact_allocator
 from specter_core.draft.draft_store import DraftExperts
 from specter_core.draft.int4 import GROUP, Int4Matrix
-from specter_core.draft.kernels.layouts import path_of
+from specter_core.draft.kernels.block_path import BlockExpertPath
 from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.payload import TRAILER_BYTES, PayloadLayout, trailer_words
 from specter_core.model.config import ModelConfig
@@ -131,7 +131,7 @@ def random_model(
     torch.cuda.synchronize()
     store.mark_ready()
     note("experts and INT4 draft")
-    path = path_of(encoding)(draft, config.top_k, "cuda", pdl=runtime.pdl)
+    path = BlockExpertPath(draft, config.top_k, "cuda", pdl=runtime.pdl)
     del draft
     torch.cuda.empty_cache()
     note("draft repacked")

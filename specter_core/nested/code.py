@@ -18,12 +18,10 @@ itself. `sanitised` moves the code of a weight that only another code reaches (G
 2 %) to the nearest that does. Signs need no case: w is only ever added to and compared as an integer, and no sum
 carries out of 16 bits.
 
-Two neighbouring 32-bit words of eight codes in the draft kernels' layout (draft/kernels/layout.py: nibble j of word n
-is input 16j + n) are taken apart into two `blocks` of eight codes: the lower halves of both words and the upper ones,
-the even word's four codes first. Tails are listed by row, group, block and code (`TAIL_ORDER`), a row's from a whole
-byte on. Symbols are stored so that 32-bit words of four meet pairs of neighbouring inputs: of the first half of a
-group, word n (even) holds those of inputs n, n + 1, 16 + n and 17 + n, and word n + 1 those of the inputs 32 further
-on; the second half is the same for the upper blocks, 64 further on (`STORED_ORDER`).
+Tails are listed by row, group and code as the draft kernels' layout has them (draft/kernels/blocks.py: nibble j of
+word n is input 8n + (0, 4, 2, 6, 1, 5, 3, 7)[j]; `TAIL_ORDER`), a row from a whole byte on. Symbols are stored so that
+32-bit words of four meet a word's pairs of neighbouring inputs: of a group's first half word n holds those of the pairs
+of nibbles (0, 4) and (1, 5) of code word n, the second half those of (2, 6) and (3, 7) (`STORED_ORDER`).
 """
 
 from __future__ import annotations
@@ -34,6 +32,7 @@ import torch
 from torch import Tensor
 
 from specter_core.draft.int4 import GROUP
+from specter_core.draft.kernels.blocks import INPUT_OF_NIBBLE
 
 BASE = 7 / 16
 """Bases are about BASE · s · q."""
@@ -43,17 +42,9 @@ NOTHING = 0x8000
 """c of flagged groups: -0, the number whose sum with any other, zeros included, is that other."""
 
 _WORDS = GROUP // 8
-STORED_ORDER = tuple(
-    16 * (half + 2 * (n % 2) + j) + n - n % 2 + i
-    for half in (0, 4)
-    for n in range(_WORDS)
-    for j in (0, 1)
-    for i in (0, 1)
-)
+STORED_ORDER = tuple(8 * n + i for half in ((0, 1, 4, 5), (2, 3, 6, 7)) for n in range(_WORDS) for i in half)
 """Position in a stored group -> input within the group."""
-TAIL_ORDER = tuple(
-    16 * (half + j) + n for even in range(0, _WORDS, 2) for half in (0, 4) for n in (even, even + 1) for j in range(4)
-)
+TAIL_ORDER = tuple(8 * n + i for n in range(_WORDS) for i in INPUT_OF_NIBBLE)
 """Order in which a group's tails are listed, as inputs within the group."""
 
 

@@ -110,13 +110,12 @@ def decode_expert(payload: Tensor, codes: ExpertCodes, layout: NestedLayout) -> 
 def _check(weight: Tensor, coded: CodedMatrix, matrix: Int4Matrix) -> None:
     """Decode again: by the kernel where it runs, else in torch."""
     if weight.is_cuda:
-        from specter_core.draft.kernels.layout import repack_for_gemv
+        from specter_core.draft.kernels.blocks import repack_to_blocks
         from specter_core.nested.kernels.decode import decode_rows
 
-        words, scales = (t.flatten(0, 1) for t in repack_for_gemv(matrix))
-        found = torch.empty(words.shape[0], weight.shape[2], dtype=torch.int16, device=weight.device)
+        found = torch.empty(weight.shape[0] * weight.shape[1], weight.shape[2], dtype=torch.int16, device=weight.device)
         tails = torch.cat([coded.tails, coded.tails.new_zeros(OVERREAD_BYTES)])
-        decode_rows(words, scales, coded.symbols.view(torch.int32), tails, coded.starts, coded.flags, found)
+        decode_rows(repack_to_blocks(matrix), coded.symbols.view(torch.int32), tails, coded.starts, coded.flags, found)
         assert _same(found.view(torch.bfloat16), weight.flatten(0, 1)), "rebuilt weights differ from their originals"
         return
     codes = unpack(matrix.codes).flatten(0, 1)

@@ -15,7 +15,7 @@ from specter_core.model.kernels.shared_down import SharedDown
 
 
 class BlockExpertPath(TwoLaunchPath[BlockPathConfig, BlockMatrix]):
-    """See `TwoLaunchPath`. Codes in blocks for the tensor cores: for drafts whose codes nobody else reads."""
+    """See `TwoLaunchPath`. Codes in blocks for the tensor cores."""
 
     ACT_DTYPE = torch.float16
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from specter_core.draft.int4 import GROUP, Int4Matrix
 
 ROWS = 16
-_INPUT_OF_NIBBLE = [0, 4, 2, 6, 1, 5, 3, 7]
+INPUT_OF_NIBBLE = [0, 4, 2, 6, 1, 5, 3, 7]
+"""Within the eight inputs of a word."""
 
 
 class BlockMatrix(NamedTuple):
@@ -35,7 +36,7 @@ def repack_to_blocks(matrix: Int4Matrix, halves: bool = False) -> BlockMatrix:
     """Canonical -> blocks, on the same device. halves: gate above up, taking turns by eight rows."""
     lead, outputs, groups = matrix.codes.shape[:-2], matrix.codes.shape[-2], matrix.scales.shape[-1]
     assert outputs % ROWS == 0, outputs
-    words = _reordered(matrix.codes, _INPUT_OF_NIBBLE).view(torch.int32).view(*lead, outputs, groups, GROUP // 8)
+    words = _reordered(matrix.codes, INPUT_OF_NIBBLE).view(torch.int32).view(*lead, outputs, groups, GROUP // 8)
     scales = matrix.scales
     if halves:
         words, scales = _by_eights(words, len(lead), 2), _by_eights(scales, len(lead), 2)
@@ -54,7 +55,7 @@ def canonical_of_blocks(matrix: BlockMatrix, halves: bool = False) -> Int4Matrix
     if halves:
         words, scales = _by_eights(words, len(lead), outputs // 16), _by_eights(scales, len(lead), outputs // 16)
     packed = words.reshape(*lead, outputs, -1).contiguous().view(torch.uint8)
-    nibble_of_input = [_INPUT_OF_NIBBLE.index(i) for i in range(8)]
+    nibble_of_input = [INPUT_OF_NIBBLE.index(i) for i in range(8)]
     return Int4Matrix(_reordered(packed, nibble_of_input), scales.contiguous())
 
 

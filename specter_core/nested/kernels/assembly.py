@@ -1,12 +1,12 @@
-"""The inline assembly (PTX) of rebuild.py: eight weights per block of eight codes, two or four blocks of a row at once.
+"""The inline assembly (PTX) of rebuild.py: eight weights per word of codes, two or four words of a row at once.
 
-In words: read 64 bits of the row's tails, from the nibble on at which the first block's begin; shift each block's to
+In short: read 64 bits of the row's tails, from the nibble on at which the first word's begin; shift each word's to
 the front; spread eight nibbles to bytes, the sign on top; put them where they belong, by selectors that are the number
 of zeros before a code, or 7, where a nought is put unless all eight codes are 0. Then 128 + code + 8 as BF16 pairs,
 less 136, times t, plus c; symbols and tails interleaved; sum.
 
-Where the group is flagged (c is -0) or four blocks have more than 16 tails, a branch that is seldom taken reads the
-tails block by block, from the nibble on at which they begin: nibbles or bytes.
+Where the group is flagged (c is -0) or four words have more than 16 tails, a branch that is seldom taken reads the
+tails word by word, from the nibble on at which they begin: nibbles or bytes.
 """
 
 from __future__ import annotations
@@ -77,16 +77,12 @@ add.u32 {out}, x, y;
 """
 
 
-BLOCKS = """{
-.reg .b32 x, zeros0, zeros1, through0, through1;
-prmt.b32 $0, $3, $4, 0x5410;
-prmt.b32 $1, $3, $4, 0x7632;
-LOWER UPPER
-shr.u32 x, through0, 28;
-shr.u32 $2, through1, 28;
-add.u32 $2, x, $2;
-}""".replace("LOWER", _ZEROS.format(b=0, codes="$0")).replace("UPPER", _ZEROS.format(b=1, codes="$1"))
-"""Two words of codes -> lower and upper block, zeros of both."""
+COUNT = """{
+.reg .b32 x, zeros, through;
+ZEROS
+shr.u32 $0, through, 28;
+}""".replace("ZEROS", _ZEROS.format(b="", codes="$1"))
+"""A word of codes -> how many are 0."""
 
 SCALES = """{{
 .reg .pred flagged;
@@ -103,42 +99,42 @@ selp.b32 $1, {nothing}, x, flagged;
 """Scale (float32) and flag -> pairs of t and of c."""
 
 
-def assembly(blocks: int) -> str:
-    """Operands: outputs, 4 per block: pairs of codes (0, 4), (1, 5), (2, 6), (3, 7), the first in the low half; then of
-    all blocks codes, symbols of pairs 0 and 1, of pairs 2 and 3; pairs of t and of c; the nibbles at which the tails of
-    the group and, were it not flagged, of the first block begin; address of the tails."""
-    c, begin, at, tails = (f"${7 * blocks + i}" for i in (1, 2, 3, 4))
+def assembly(count: int) -> str:
+    """Operands: outputs, 4 per word: pairs of codes (0, 4), (1, 5), (2, 6), (3, 7), the first in the low half; then of
+    all words codes, symbols of pairs 0 and 1, of pairs 2 and 3; pairs of t and of c; the nibbles at which the tails of
+    the group and, were it not flagged, of the first word begin; address of the tails."""
+    c, begin, at, tails = (f"${7 * count + i}" for i in (1, 2, 3, 4))
     text = _REGISTERS
-    for b in range(blocks):
-        text += f".reg .b32 n{b + 1}, zeros{b}, through{b};\n" + _ZEROS.format(b=b, codes=f"${4 * blocks + b}")
+    for b in range(count):
+        text += f".reg .b32 n{b + 1}, zeros{b}, through{b};\n" + _ZEROS.format(b=b, codes=f"${4 * count + b}")
         text += f"shr.u32 n{b + 1}, through{b}, 28;\n" + (f"add.u32 n{b + 1}, n{b + 1}, n{b};\n" if b else "")
-    text += f"setp.lt.s32 wide, {c}, 0;\nsetp.gt.or.u32 rare, n{blocks}, 16, wide;\n@rare bra RARE;\n"
+    text += f"setp.lt.s32 wide, {c}, 0;\nsetp.gt.or.u32 rare, n{count}, 16, wide;\n@rare bra RARE;\n"
     text += f"shr.u32 i, {at}, 3;\nshl.b32 x, {at}, 2;\n" + _FETCH.format(tails=tails) + "mov.b64 v, {b0, b1};\n"
-    for b in range(blocks):
+    for b in range(count):
         if b:
             text += f"shl.b32 x, n{b}, 2;\nshr.u64 a, v, x;\nmov.b64 {{b0, i}}, a;\n"
-        text += _SPREAD.format(word="b0") + _weights(b, blocks)
+        text += _SPREAD.format(word="b0") + _weights(b, count)
     text += f"bra DONE;\nRARE:\nselp.b32 unit, 1, 0, wide;\nsub.u32 before, {at}, {begin};\n"
-    for b in range(blocks):
+    for b in range(count):
         text += f"add.u32 x, before, {f'n{b}' if b else 0};\nshl.b32 x, x, unit;\nadd.u32 x, x, {begin};\n"
         text += "shr.u32 i, x, 3;\nshl.b32 x, x, 2;\n"
         text += _FETCH.format(tails=tails) + _SPREAD.format(word="b0")
-        text += "selp.b32 p0, b0, p0, wide;\nselp.b32 p1, b1, p1, wide;\n" + _weights(b, blocks)
+        text += "selp.b32 p0, b0, p0, wide;\nselp.b32 p1, b1, p1, wide;\n" + _weights(b, count)
     return "{" + text.replace("\n\n", "\n") + "DONE:\n}"
 
 
-def constraints(blocks: int) -> str:
+def constraints(count: int) -> str:
     """Of the operands that `assembly` names."""
-    return ",".join(["=r"] * (4 * blocks) + ["r"] * (3 * blocks + 4) + ["l"])
+    return ",".join(["=r"] * (4 * count) + ["r"] * (3 * count + 4) + ["l"])
 
 
-def _weights(b: int, blocks: int) -> str:
-    """Block b's outputs from its tails, one per byte, in p0 and p1."""
-    codes, first, second = (f"${blocks * kind + b}" for kind in range(4, 7))
+def _weights(b: int, count: int) -> str:
+    """Word b's outputs from its tails, one per byte, in p0 and p1."""
+    codes, first, second = (f"${count * kind + b}" for kind in range(4, 7))
     text = _PLACE.format(zeros=f"zeros{b}", through=f"through{b}")
     for pair in range(4):
         text += _PAIR.format(
-            codes=codes, bit=4 * pair, t=f"${7 * blocks}", c=f"${7 * blocks + 1}", out=f"${4 * b + pair}",
+            codes=codes, bit=4 * pair, t=f"${7 * count}", c=f"${7 * count + 1}", out=f"${4 * b + pair}",
             symbols=(first, second)[pair // 2], tails=f"p{pair // 2}", bytes=("0x5140", "0x7362")[pair % 2],
         )  # fmt: skip
     return text

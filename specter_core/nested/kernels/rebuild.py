@@ -1,7 +1,7 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 """BF16 weights of one group per row from code words, symbol words and tails (nested/code.py).
 
-Two weights share a register as 16-bit halves, and no half ever carries into the other. A block's zeros are counted by
+Two weights share a register as 16-bit halves, and no half ever carries into the other. A code word's zeros are counted by
 one multiplication, whose nibbles then say which tail is whose. A row is walked from its first group to its last.
 """
 
@@ -20,8 +20,8 @@ NOTHING = tl.constexpr(code.NOTHING)
 NIBBLE_ONES = tl.constexpr(0x11111111)
 NIBBLE_TOPS = tl.constexpr(-0x77777778)  # 0x88888888
 NIBBLE_LOWS = tl.constexpr(0x77777777)
-BLOCKS, SCALES = tl.constexpr(assembly.BLOCKS), tl.constexpr(assembly.SCALES)
-TWO_BLOCKS, FOUR_BLOCKS = tl.constexpr(assembly.assembly(2)), tl.constexpr(assembly.assembly(4))
+COUNT, SCALES = tl.constexpr(assembly.COUNT), tl.constexpr(assembly.SCALES)
+TWO_WORDS, FOUR_WORDS = tl.constexpr(assembly.assembly(2)), tl.constexpr(assembly.assembly(4))
 OF_TWO, OF_FOUR = tl.constexpr(assembly.constraints(2)), tl.constexpr(assembly.constraints(4))
 
 
@@ -45,7 +45,7 @@ def _nibble(tails, at, mask):
 
 @triton.jit
 def _weight(codes, zeros, symbols, t, c, begin, before, tails, j: tl.constexpr, byte: tl.constexpr):
-    """Bits of the weight of a block's code j, one by one: what the assembly does for eight. t float32 of a BF16, c a
+    """Bits of the weight of a word's code j, one by one: what the assembly does for eight. t float32 of a BF16, c a
     BF16's bits; symbols: the word in whose `byte` the weight's is."""
     flagged, zero = c == NOTHING, ((zeros >> (4 * j)) & 1) != 0
     number = before + ((((zeros * NIBBLE_ONES) << 4) >> (4 * j)) & 15)
@@ -58,8 +58,8 @@ def _weight(codes, zeros, symbols, t, c, begin, before, tails, j: tl.constexpr, 
 
 
 @triton.jit
-def _block(codes, first, second, t, c, begin, before, tails):
-    """Pairs of a block's weights (0, 4), (1, 5), (2, 6), (3, 7), the first in the low half."""
+def _word(codes, first, second, t, c, begin, before, tails):
+    """Pairs of a word's weights (0, 4), (1, 5), (2, 6), (3, 7), the first in the low half."""
     zeros = _zeros(codes)
     w0 = _weight(codes, zeros, first, t, c, begin, before, tails, 0, 0)
     w4 = _weight(codes, zeros, first, t, c, begin, before, tails, 4, 1)
@@ -85,21 +85,12 @@ def _zeros(codes):
 
 
 @triton.jit
-def _count(codes):
-    return ((_zeros(codes) * NIBBLE_ONES) >> 28) & 15
-
-
-@triton.jit
-def _blocks(words, N: tl.constexpr, ASM: tl.constexpr):
-    """int32 [N, 16] -> lower and upper blocks [N, 8], and the zeros of both together."""
-    even, odd = _halves(words, N, 8)
+def _count(codes, ASM: tl.constexpr):
+    """How many codes of a word are 0."""
     if ASM:
-        return tl.inline_asm_elementwise(
-            BLOCKS, "=r,=r,=r,r,r", [even, odd], dtype=(tl.int32, tl.int32, tl.int32), is_pure=True, pack=1
-        )
+        return tl.inline_asm_elementwise(COUNT, "=r,r", [codes], dtype=tl.int32, is_pure=True, pack=1)
     else:
-        lower, upper = (even & 0xFFFF) | (odd << 16), ((even >> 16) & 0xFFFF) | (odd & -0x10000)
-        return lower, upper, _count(lower) + _count(upper)
+        return ((_zeros(codes) * NIBBLE_ONES) >> 28) & 15
 
 
 @triton.jit
@@ -117,11 +108,9 @@ def _t_and_c(scale, flagged, ASM: tl.constexpr):
 
 
 @triton.jit
-def _by_nibble(p0, p1, p2, p3, p4, p5, p6, p7):
-    """Pairs of nibbles 0 … 7 [N, M] -> [N, M, 2, 2, 2]: nibble + 4, + 2, + 1."""
-    even = tl.join(tl.join(p0, p4), tl.join(p2, p6))
-    odd = tl.join(tl.join(p1, p5), tl.join(p3, p7))
-    return tl.join(even, odd)
+def _neighbours(p0, p1, p2, p3):
+    """A word's pairs [N, M] -> [N, M, 2, 2], in the order of inputs."""
+    return tl.join(tl.join(p0, p1), tl.join(p2, p3))
 
 
 @triton.jit
@@ -140,44 +129,47 @@ def rebuild_group(
 
     -> int16 [N, 128], the weights' bits, and the cursor behind this group.
     """
-    lower, upper, found = _blocks(words, N, ASM)
-    first0, first1 = _halves(first, N, 8)
-    second0, second1 = _halves(second, N, 8)
+    found = _count(words, ASM)
     t, c = _t_and_c(scale, flagged, ASM)
     total, begin = tl.sum(found, axis=1), cursor[:, None]
     if ASM:
         address = tails.to(tl.int64, bitcast=True)
+        even, odd = _halves(words, N, 8)
+        first_even, first_odd = _halves(first, N, 8)
+        second_even, second_odd = _halves(second, N, 8)
+        found_even, found_odd = _halves(found, N, 8)
+        found = found_even + found_odd
         if QUADS:
-            l0, l1 = _halves(lower, N, 4)
-            u0, u1 = _halves(upper, N, 4)
-            f00, f01 = _halves(first0, N, 4)
-            f10, f11 = _halves(first1, N, 4)
-            s00, s01 = _halves(second0, N, 4)
-            s10, s11 = _halves(second1, N, 4)
+            w0, w2 = _halves(even, N, 4)
+            w1, w3 = _halves(odd, N, 4)
+            f0, f2 = _halves(first_even, N, 4)
+            f1, f3 = _halves(first_odd, N, 4)
+            s0, s2 = _halves(second_even, N, 4)
+            s1, s3 = _halves(second_odd, N, 4)
             found0, found1 = _halves(found, N, 4)
             found = found0 + found1
             at = begin + tl.cumsum(found, axis=1) - found
-            p0, p1, p2, p3, p4, p5, p6, p7, q0, q1, q2, q3, q4, q5, q6, q7 = tl.inline_asm_elementwise(
-                FOUR_BLOCKS, OF_FOUR,
-                [l0, u0, l1, u1, f00, s00, f01, s01, f10, s10, f11, s11, t, c, begin, at, address],
+            a0, a1, a2, a3, b0, b1, b2, b3, c0, c1, c2, c3, d0, d1, d2, d3 = tl.inline_asm_elementwise(
+                FOUR_WORDS, OF_FOUR, [w0, w1, w2, w3, f0, f1, f2, f3, s0, s1, s2, s3, t, c, begin, at, address],
                 dtype=(tl.int32,) * 16, is_pure=False, pack=1,
             )  # fmt: skip
-            pairs = tl.join(_by_nibble(p0, p1, p2, p3, p4, p5, p6, p7), _by_nibble(q0, q1, q2, q3, q4, q5, q6, q7))
-            tile = tl.permute(_inputs(pairs), (0, 2, 3, 4, 1, 5, 6))
+            low = tl.join(_neighbours(a0, a1, a2, a3), _neighbours(c0, c1, c2, c3))
+            high = tl.join(_neighbours(b0, b1, b2, b3), _neighbours(d0, d1, d2, d3))
+            tile = tl.permute(_inputs(tl.join(low, high)), (0, 1, 4, 5, 2, 3, 6))
         else:
             at = begin + tl.cumsum(found, axis=1) - found
-            p0, p1, p2, p3, p4, p5, p6, p7 = tl.inline_asm_elementwise(
-                TWO_BLOCKS, OF_TWO,
-                [lower, upper, first0, second0, first1, second1, t, c, begin, at, address],
+            a0, a1, a2, a3, b0, b1, b2, b3 = tl.inline_asm_elementwise(
+                TWO_WORDS, OF_TWO,
+                [even, odd, first_even, first_odd, second_even, second_odd, t, c, begin, at, address],
                 dtype=(tl.int32,) * 8, is_pure=False, pack=1,
             )  # fmt: skip
-            tile = tl.permute(_inputs(_by_nibble(p0, p1, p2, p3, p4, p5, p6, p7)), (0, 2, 3, 4, 1, 5))
+            pairs = tl.join(_neighbours(a0, a1, a2, a3), _neighbours(b0, b1, b2, b3))
+            tile = tl.permute(_inputs(pairs), (0, 1, 4, 2, 3, 5))
     else:
         before = tl.cumsum(found, axis=1) - found
         t, c = (t << 16).to(tl.float32, bitcast=True), c & 0xFFFF
-        p0, p1, p2, p3 = _block(lower, first0, first1, t, c, begin, before, tails)
-        p4, p5, p6, p7 = _block(upper, second0, second1, t, c, begin, before + _count(lower), tails)
-        tile = tl.permute(_inputs(_by_nibble(p0, p1, p2, p3, p4, p5, p6, p7)), (0, 2, 3, 4, 1, 5))
+        p0, p1, p2, p3 = _word(words, first, second, t, c, begin, before, tails)
+        tile = _inputs(_neighbours(p0, p1, p2, p3))
     return tl.reshape(tile, (N, 128)), cursor + (total << flagged)
 
 

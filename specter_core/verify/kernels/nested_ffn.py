@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from specter_core.draft.int4 import GROUP
-from specter_core.draft.kernels.layout import GemvMatrix
+from specter_core.draft.kernels.blocks import BlockMatrix
 from specter_core.nested.code import flag_span
 from specter_core.nested.kernels.rebuild import prefetch_tails, rebuild_group, uses_assembly
 from specter_core.nested.layout import NestedLayout
@@ -31,10 +31,10 @@ PREFILL_TILES = (
 
 
 class ResidentCodes:
-    """The draft's experts of all layers, in its kernels' layout and where they are: gate_up [E, 2I, …], down [E, H, …]
+    """The draft's experts of all layers, in its kernels' layout and where they are: gate_up and down of E experts
     per layer. addresses int64 [L, 4] on the device: words and scales of gate_up, then of down."""
 
-    def __init__(self, gate_up: Sequence[GemvMatrix], down: Sequence[GemvMatrix]) -> None:
+    def __init__(self, gate_up: Sequence[BlockMatrix], down: Sequence[BlockMatrix]) -> None:
         self._kept = (tuple(gate_up), tuple(down))
         device = down[0].words.device
         self.experts = down[0].words.shape[0]
@@ -84,9 +84,9 @@ def _tile_of_group(
     -> tile, scale and cursor of the next group. scale float16 [N] is read a group ahead: a branch waits for it.
     """
     n = tl.arange(0, 16)
-    codes = tl.load(words[:, None] + group * 16 + n[None, :])
+    codes = tl.load(words[:, None] + group * 256 + n[None, :])
     at = symbols[:, None] + group * 32 + n[None, :]
-    ahead = tl.load(scales + tl.minimum(group + 1, K // 128 - 1))
+    ahead = tl.load(scales + tl.minimum(group + 1, K // 128 - 1) * 16)
     flagged = (flags >> (group // SPAN)) & 1
     tile, cursor = rebuild_group(
         codes, tl.load(at), tl.load(at + 16), scale.to(tl.float32), cursor, flagged, tails, N, QUADS, ASM
@@ -118,21 +118,21 @@ def _gate_up_kernel(
     gate_flags, up_flags = tl.load(entry + FLAGS + gate_rows), tl.load(entry + FLAGS + up_rows)
     symbols = entry + SYMBOLS // 4
     words, scales = _codes_of(addresses, layer, 0)
-    own = expert.to(tl.int64) * (2 * WIDTH)
-    words += own * (H // 8)
-    gate_scales = scales + (own + gate_rows) * (H // 128)
-    up_scales = scales + (own + up_rows) * (H // 128)
+    own = expert.to(tl.int64) * (2 * WIDTH // 16) + gate_rows // 8  # a block of eight features: gate, then up
+    gate_words = words + own * (2 * H) + gate_rows % 8 * 16
+    gate_scales = scales + own * (H // 8) + gate_rows % 8 * 2
+    up_words, up_scales = gate_words + 128, gate_scales + 1
     gate_scale, up_scale = tl.load(gate_scales), tl.load(up_scales)
     x_rows = x + (pairs // TOP_K).to(tl.int64)[:, None] * stride_x
     gate = tl.zeros([ROWS, BLOCK_N], tl.float32)
     up = tl.zeros([ROWS, BLOCK_N], tl.float32)
     for group in range(H // 128):
         g, gate_scale, gate_cursor = _tile_of_group(
-            words + gate_rows * (H // 8), gate_scales, symbols + gate_rows * (H // 4), tails,
+            gate_words, gate_scales, symbols + gate_rows * (H // 4), tails,
             gate_scale, gate_cursor, gate_flags, group, H, SPAN, BLOCK_N, QUADS, FENCE,
         )  # fmt: skip
         u, up_scale, up_cursor = _tile_of_group(
-            words + up_rows * (H // 8), up_scales, symbols + up_rows * (H // 4), tails,
+            up_words, up_scales, symbols + up_rows * (H // 4), tails,
             up_scale, up_cursor, up_flags, group, H, SPAN, BLOCK_N, QUADS, FENCE,
         )  # fmt: skip
         ks = group * 128 + tl.arange(0, 128)
@@ -166,9 +166,9 @@ def _down_kernel(
     cursor, flags = 2 * starts, tl.load(entry + FLAGS + 2 * WIDTH + ns)
     symbols = entry + SYMBOLS // 4 + 2 * WIDTH * (H // 4) + ns * (WIDTH // 4)
     words, scales = _codes_of(addresses, layer, 1)
-    own = expert.to(tl.int64) * H
-    words += own * (WIDTH // 8) + ns * (WIDTH // 8)
-    scales += own * (WIDTH // 128) + ns * (WIDTH // 128)
+    own = expert.to(tl.int64) * (H // 16) + ns // 16
+    words += own * (2 * WIDTH) + ns % 16 * 16
+    scales += own * (WIDTH // 8) + ns % 8 * 2 + ns % 16 // 8
     scale = tl.load(scales)
     y = tl.zeros([ROWS, BLOCK_N], tl.float32)
     for group in range(WIDTH // 128):
