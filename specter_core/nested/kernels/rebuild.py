@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 """BF16 weights of one group per row from code words, symbol words and tails (nested/code.py).
 
-Two weights share a register as 16-bit halves, and no half ever carries into the other. A code word's zeros are counted by
-one multiplication, whose nibbles then say which tail is whose. A row is walked from its first group to its last.
+Two weights share a register as 16-bit halves, and no half ever carries into the other. A code word's zeros are counted
+by one multiplication, whose nibbles then say which tail is whose. A row is walked from its first group to its last.
 """
 
 from __future__ import annotations
