@@ -7,7 +7,6 @@ JSON object.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import sys
@@ -19,25 +18,12 @@ import hydra
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
 
 @hydra.main(version_base="1.3", config_path=str(Path(__file__).resolve().parent / "conf"), config_name="config")
 def app(composed: DictConfig) -> None:
-    from specter_core.errors import UserError
+    from specter_core.errors import exit_code
 
-    try:
-        code = execute(composed)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        code = 2
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
-        where = error.filename or composed.output or "the output folder"
-        print(f"error: {where}: {error.strerror}; free some space, what is recorded stays", file=sys.stderr)
-        code = 2
-    raise SystemExit(code)
+    raise SystemExit(exit_code(lambda: execute(composed), composed.output or "the output folder"))
 
 
 def execute(composed: DictConfig) -> int:
@@ -52,6 +38,7 @@ def execute(composed: DictConfig) -> int:
     from harness import listing
     from harness.catalogue import ROOT
     from harness.dataset_source import DatasetSource
+    from harness.environment import check_device
     from harness.grid import plan_run, reference_system
     from specter_core.errors import UserError
 
@@ -70,6 +57,7 @@ def execute(composed: DictConfig) -> int:
     if composed.command == "plan":
         print("\n".join(listing.plan_lines(config, plan, ROOT / config.output / "records.csv")))
         return 0
+    check_device(plan.device)
     if config.sweep == "routing":
         from harness.routing import sweep as routing_sweep
 
@@ -97,7 +85,7 @@ def main(arguments: list[str]) -> int:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from harness import catalogue
+    from harness import overrides, switches
     from harness.sweep_defaults import with_defaults
     from specter_core.errors import UserError
 
@@ -113,7 +101,7 @@ def main(arguments: list[str]) -> int:
                 from harness.validate import validate
 
                 found = validate(Path(folder))
-                print("\n".join(found.problems), file=sys.stderr)
+                print("".join(f"{problem}\n" for problem in found.problems), end="", file=sys.stderr)
                 print(json.dumps({"rows": found.rows, "problems": len(found.problems)}))
                 return 1 if found.problems else 0
             case ["plan", *rest]:
@@ -121,8 +109,8 @@ def main(arguments: list[str]) -> int:
         arguments = ["fresh=true" if a == "--fresh" else a for a in arguments]
         if "PROFILE" in os.environ and not any(a.startswith("profile=") for a in arguments):
             arguments.append(f"profile={os.environ['PROFILE']}")
-        catalogue.check_overrides(arguments)
-        arguments = with_defaults(arguments)
+        overrides.check(arguments)
+        arguments = switches.overrides(with_defaults(arguments))
         os.environ["HYDRA_FULL_ERROR"] = "1"
         sys.argv = [sys.argv[0], *arguments]
         app()
@@ -130,7 +118,9 @@ def main(arguments: list[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (HydraException, OmegaConfBaseException) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        said, hint, _ = " ".join(str(error).split()).partition(" To append to your config use")
+        remedy = "; it has no such key, python run.py --cfg job shows all" if hint else ""
+        print(f"error: {said.removesuffix('.')}{remedy}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped; what is recorded stays, the same command goes on from there", file=sys.stderr)

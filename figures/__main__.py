@@ -2,7 +2,8 @@
 
 import sys
 
+from figures.io import exit_code
 from figures.redraw import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

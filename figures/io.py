@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -13,6 +14,23 @@ from figures import style
 from figures.looks import with_systems
 
 WORKLOAD = ["link", "B", "prefix_len", "new_tokens", "temperature", "device"]
+
+
+def exit_code(body: Callable[[], int]) -> int:
+    """What a command line ends with: the code that `body` returns, or 2 and one line on stderr for bad input and for a
+    file or folder that cannot be read or written."""
+    try:
+        return body()
+    except SystemExit as end:
+        if not isinstance(end.code, str):
+            raise
+        line = end.code
+    except OSError as error:
+        if error.strerror is None:
+            raise
+        line = f"error: {error.filename or 'the output folder'}: {error.strerror}; name another or free some space"
+    print(line, file=sys.stderr)
+    return 2
 
 
 def read_records(path: Path, where: Sequence[str] = ()) -> pd.DataFrame:

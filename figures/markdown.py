@@ -17,6 +17,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from figures import looks, memory, redraw, results, stats, style, sweeps
+from figures.io import exit_code
 from figures.scale import shown
 
 MARK = re.compile(r"(?P<mark><!-- (?P<kind>table|figure): (?P<name>[a-z]+) -->\n).*?(?P<end><!-- end -->)", re.DOTALL)
@@ -219,4 +220,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

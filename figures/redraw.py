@@ -274,7 +274,7 @@ def redraw(found: results.Results, out: Path, names: Sequence[str] = ()) -> Iter
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """One line per figure; exit code 0, 2 when the results folder does not exist."""
+    """One line per figure; exit code 0. SystemExit with one line when the results folder does not exist."""
     parser = argparse.ArgumentParser(prog="python -m figures", description=__doc__.splitlines()[0])
     parser.add_argument("--results", type=Path, required=True, help="folder with records.csv and other tables below it")
     parser.add_argument("--out", type=Path, default=Path("outputs/figures"), help="folder for PNG and PDF")

@@ -78,6 +78,7 @@ TIMINGS = {
 NEEDED = ("system", "variant", "model", "weights", "label", "prompt_id", "repeat", "temperature", "B", "K")
 NEEDED += ("budget_bytes", "memory", "prefix_len", "new_tokens", "tpot_ms", "status", "link", "device", "config_hash")
 """Columns of records without which rows say nothing; any other that is absent is read as empty."""
+NEVER_EMPTY = ["config_hash", "prompt_id", "repeat", "system", "model", "weights", "device", "status"]
 EMPTY = ("M", "encoding", "ttft_ms", "throughput", "acceptance", "tokens_per_window", "access_hit_rate", "coverage")
 EMPTY += ("coverage_ceiling", "distinct_experts", "prefetch_precision", "prefetch_recall", "h2d_bytes")
 EMPTY += ("h2d_bytes_used", "d2h_bytes", "link_utilisation", "stall_ms", "peak_device_bytes", "within_budget")
@@ -138,7 +139,7 @@ def read(folder: Path) -> Results:
         raise SystemExit(f"error: {folder} does not exist; a run writes one (python run.py), or name another folder")
     results = Results(folder, traces=sorted(folder.glob("**/traces/*.json")))
     for path in sorted(folder.glob("**/records.csv")):
-        rows = _table(path, NEEDED, results.problems)
+        rows = _whole(path, _table(path, NEEDED, results.problems), results.problems)
         if len(rows):
             rows = rows.assign(**{name: float("nan") for name in EMPTY if name not in rows})
             rows = rows.drop_duplicates(["config_hash", "prompt_id", "repeat"], keep="last").reset_index(drop=True)
@@ -155,6 +156,16 @@ def read(folder: Path) -> Results:
             results.problems.append(f"{path} is no environment: {' '.join(str(error).split())}")
     results.others = _others(folder)
     return results
+
+
+def _whole(path: Path, rows: pd.DataFrame, problems: list[str]) -> pd.DataFrame:
+    """The rows of records that are no torn lines."""
+    if rows.empty:
+        return rows
+    whole = rows.dropna(subset=NEVER_EMPTY)
+    if len(whole) < len(rows):
+        problems.append(f"{path}: {len(rows) - len(whole)} of {len(rows)} rows are torn lines and left out")
+    return whole
 
 
 def _others(folder: Path) -> dict[str, list[str]]:

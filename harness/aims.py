@@ -19,6 +19,7 @@ import pandas as pd
 
 from harness import aim
 from harness.aim import Aim
+from specter_core.errors import exit_code
 
 looks: Any = importlib.import_module("figures.looks")
 redraw: Any = importlib.import_module("figures.redraw")
@@ -186,4 +187,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

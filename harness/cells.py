@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 from harness import encodings
 from harness.config import LinkEntry, MemoryEntry, ModelEntry, RunConfig, SystemEntry
-from harness.system import MemorySpec, ModelSpec
+from harness.system import MemorySpec, ModelShape, ModelSpec
 
 T = TypeVar("T")
 USUAL_PREFIX_TOKENS = 16
@@ -93,14 +93,16 @@ def expand(
     skips: list[Skip] = []
     for setting in settings(config):
         cells: list[tuple[SystemEntry, int]] = []
+        spec = (specs or {}).get(setting.model.name)
+        shape = spec.shape if spec is not None else setting.model.shape
         for system in config.systems:
-            reason = unfit(setting, system, device)
+            reason = unfit(setting, system, device, shape)
             if reason is None:
                 cells += [(system, k) for k in depths(config, setting, system, device, chosen or {})]
             elif (skip := Skip(_what(setting, system), reason)) not in skips:
                 skips.append(skip)
         s = setting
-        cells = encodings.settled(cells, device, s.model, (specs or {}).get(s.model.name))
+        cells = encodings.settled(cells, device, s.model, spec)
         block = [Group(s, system, k) for system, k in cells]
         order = (config.seed, s.model.name, s.memory.name, s.link.name, s.batch, s.prefix_tokens, s.repeat)
         random.Random(str(order)).shuffle(block)
@@ -136,7 +138,7 @@ def _what(setting: Setting, system: SystemEntry) -> str:
     return f"{setting.model.name}, {setting.memory.label}, {system.name}{named}"
 
 
-def unfit(setting: Setting, system: SystemEntry, device: str) -> str | None:
+def unfit(setting: Setting, system: SystemEntry, device: str, shape: ModelShape | None) -> str | None:
     """Why a system cannot be measured in a setting; None where it can."""
     if not system.available:
         return system.reason
@@ -148,10 +150,12 @@ def unfit(setting: Setting, system: SystemEntry, device: str) -> str | None:
     if setting.memory.budget is not None and setting.memory.budget not in setting.model.budgets_bytes:
         known = ", ".join(setting.model.budgets_bytes) or "none; give slots per layer, e.g. memory=tight"
         return f"conf/model/{setting.model.name} has no budget {setting.memory.budget!r}; known: {known}"
-    shape = setting.model.shape
     slots = setting.memory.slots_per_layer
     if shape is not None and slots is not None and slots > shape.experts:
         return f"{slots} slots per layer exceed the model's {shape.experts} experts per layer"
+    if shape is not None and shape.max_positions is not None and setting.max_sequence > shape.max_positions:
+        lengths = f"prefix {setting.prefix_tokens} and {setting.new_tokens} new tokens"
+        return f"{lengths} exceed the model's context of {shape.max_positions}; ask for fewer"
     return None
 
 

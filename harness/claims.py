@@ -22,6 +22,7 @@ from harness.claim_cells import Cells, Missing, Setting
 from harness.claim_data import STAND_INS, Evidence
 from harness.claim_rows import Data
 from harness.claim_verdict import Claim, Verdict, judge, load
+from specter_core.errors import exit_code
 
 results: Any = importlib.import_module("figures.results")
 
@@ -206,4 +207,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

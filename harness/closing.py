@@ -18,7 +18,7 @@ from harness import catalogue, efficiency, frame
 from harness.config import system_entry
 from harness.runner import write_csv, write_systems
 from harness.summary import summarise
-from specter_core.errors import UserError
+from specter_core.errors import UserError, exit_code
 
 
 def close(folder: Path) -> dict[str, int]:
@@ -48,4 +48,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

@@ -3,6 +3,7 @@ Hydra."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from specter_core.errors import UserError
 T = TypeVar("T")
 WEIGHTS = ("official", "synthetic", "reference")
 DEVICES = ("auto", "cpu", "cuda")
+WORKERS = ("cell", "system")
 CONSUMED: tuple[str, ...] = (
     "command",
     "models",
@@ -202,8 +204,11 @@ def run_config(raw: Mapping[str, Any]) -> RunConfig:
     if rest.get("threads") is not None:
         rest["threads"] = _number(rest["threads"], "threads", 1)
     temperature = rest.get("temperature", 0.0)
-    if not isinstance(temperature, int | float) or temperature < 0:
+    if not _is_size(temperature) or temperature < 0:
         raise UserError(f"temperature={temperature} is no temperature; give a number, 0 (greedy) or more")
+    for name in ("fresh", "stop_early"):
+        if not isinstance(rest.get(name, False), bool):
+            raise UserError(f"{name}={rest[name]} is neither true nor false; give one of these")
     if rest.get("stop_early") and sweep == "depth":
         raise UserError("stop_early=true with sweep=depth: K is chosen from full repeats; leave stop_early out")
     _known(rest.get("weights"), (*WEIGHTS, None), "weights")
@@ -216,8 +221,22 @@ def run_config(raw: Mapping[str, Any]) -> RunConfig:
         systems=systems,
         memories=memory_entries(raw),
         links=[build(LinkEntry, v, f"conf/link/{n}", name=n) for n, v in raw["links"].items()],
-        launcher=build(Launcher, raw["launcher"], "conf/launcher"),
+        launcher=launcher(raw["launcher"]),
     )
+
+
+def launcher(raw: Mapping[str, Any]) -> Launcher:
+    """conf/launcher with what the command line changed in it."""
+    built = build(Launcher, raw, "conf/launcher")
+    for name in ("load_timeout_s", "generate_timeout_s", "pin_limit_gb"):
+        value = getattr(built, name)
+        if value is not None and (not _is_size(value) or value <= 0):
+            raise UserError(f"launcher.{name}={value} is no length or size; give a number above 0")
+    for name, least in {"parallel": 1, "restarts": 0, "numa_node": 0, "jobs": 1, "timeout_min": 1, "gpus": 0}.items():
+        if getattr(built, name) is not None:
+            _number(getattr(built, name), f"launcher.{name}", least)
+    _known(built.workers, WORKERS, "launcher.workers")
+    return built
 
 
 def memory_entries(raw: Mapping[str, Any]) -> list[MemoryEntry]:
@@ -226,7 +245,7 @@ def memory_entries(raw: Mapping[str, Any]) -> list[MemoryEntry]:
     for slots in _listed(raw.get("slots") or []):
         found.append(MemoryEntry(f"slots{slots}", f"{slots} slots", slots_per_layer=_number(slots, "slots", 1)))
     for size in _listed(raw.get("budgets_gb") or []):
-        if isinstance(size, bool) or not isinstance(size, int | float) or size <= 0:
+        if not _is_size(size) or size <= 0:
             raise UserError(f"budgets_gb={size} is no size in GB; give a number above 0")
         found.append(MemoryEntry(f"gb{size:g}", f"{size:g} GB", budget_bytes=int(size * 1e9)))
     return found
@@ -260,6 +279,10 @@ def system_entry(name: str, raw: Mapping[str, Any]) -> SystemEntry:
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _number(value: Any, name: str, least: int) -> int:

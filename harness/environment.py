@@ -16,6 +16,9 @@ import psutil
 from harness.catalogue import ROOT
 from harness.gpu_info import gpus
 from harness.link_probe import measured_gb_per_s
+from specter_core.errors import UserError
+
+NVIDIA_DRIVER = Path("/proc/driver/nvidia")
 
 
 def git_commit(root: Path = ROOT) -> str:
@@ -43,6 +46,17 @@ def detect_device(asked: str) -> str:
     return "cuda" if gpus() and "+cpu" not in metadata.version("torch") else "cpu"
 
 
+def check_device(device: str) -> None:
+    """UserError for a run on "cuda" where torch is built without it, or no GPU is in sight."""
+    if device != "cuda":
+        return
+    torch = metadata.version("torch")
+    if "+cpu" in torch:
+        raise UserError(f"device=cuda, but torch {torch} is built without CUDA; install one with it or use device=cpu")
+    if not gpus() and not NVIDIA_DRIVER.exists():
+        raise UserError("device=cuda, but 0 NVIDIA GPUs are visible; install the driver or use device=cpu")
+
+
 def capture(device: str, threads: int | None, weights: Mapping[str, str], commit: str) -> dict[str, Any]:
     """JSON-ready. weights: model name -> hash. link_gb_per_s: measured (GB = 1e9), None where there is no GPU."""
     return {
@@ -66,11 +80,18 @@ def write(path: Path, environment: Mapping[str, Any]) -> None:
     """Writes atomically; models that an earlier run of the same folder recorded keep their weights hash."""
     merged = dict(environment)
     if path.exists():
-        earlier = json.loads(path.read_text()).get("weights", {})
-        merged["weights"] = {**earlier, **merged["weights"]}
+        merged["weights"] = {**read(path).get("weights", {}), **merged["weights"]}
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     temporary.write_text(json.dumps(merged, indent=1) + "\n")
     temporary.replace(path)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What `write` wrote. UserError for a damaged file."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise UserError(f"{path} cannot be read as JSON ({error}); remove it, the next run writes it anew") from error
 
 
 def _git(root: Path, *arguments: str) -> str:

@@ -17,9 +17,12 @@ from harness.memory import memory_spec
 from harness.prompts import BenchPrompt, PromptSource
 from harness.records import Key
 from harness.shards import part
+from harness.switches import engine_options
 from harness.system import MemorySpec, ModelSpec
 from harness.weights import absent, model_spec
 from specter_core.errors import UserError
+
+SPECTER = "harness.systems.specter"
 
 
 class PlannedGroup(NamedTuple):
@@ -66,9 +69,12 @@ class RunPlan:
 
 
 def plan_run(config: RunConfig, source: PromptSource, *, named_models: bool = False) -> RunPlan:
-    """UserError when nothing of the run can be measured here, or when a model that was named is absent
-    (named_models); models of a default list that are absent are skipped."""
+    """UserError when nothing of the run can be measured here, for a switch of Specter that does not exist, or
+    when a model that was named is absent (named_models); models of a default list that are absent are skipped."""
     device = detect_device(config.device)
+    for system in config.systems:
+        if system.module == SPECTER:
+            engine_options(system.options)
     datasets = {d: source.absent(d) for d in config.datasets}
     skips = [Skip(f"dataset {d}", line) for d, line in datasets.items() if line is not None]
     models: dict[str, ModelSpec] = {}

@@ -87,19 +87,15 @@ class RecordFile:
                 notice(f"{self.path}: dropped an unfinished last line of {len(data) - whole} bytes")
 
     def _read(self, notice: Callable[[str], None]) -> None:
-        with self.path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            found = tuple(reader.fieldnames or ())
-            if found == tuple(name for name in NAMES if name in found or name not in LATER):
-                self._names = found
-                for name in (name for name in NAMES if name not in found):
-                    notice(f"{self.path} is older than column {name}, which stays out of it; --fresh starts a new file")
-            else:
-                odd = sorted(set(reader.fieldnames or ()) ^ set(NAMES)) or ["their order"]
-                raise UserError(f"{self.path} has other columns than this version ({odd[0]}); start anew with --fresh")
-            for row in reader:
-                if row["status"] == "ok":
-                    self.done.add(key_of(row))
+        found, rows = _read(self.path)
+        if found == tuple(name for name in NAMES if name in found or name not in LATER):
+            self._names = found
+            for name in (name for name in NAMES if name not in found):
+                notice(f"{self.path} is older than column {name}, which stays out of it; --fresh starts a new file")
+        else:
+            odd = sorted(set(found) ^ set(NAMES)) or ["their order"]
+            raise UserError(f"{self.path} has other columns than this version ({odd[0]}); start anew with --fresh")
+        self.done |= {key for key, row in rows if row["status"] == "ok"}
 
 
 def key_of(row: Mapping[str, Any]) -> Key:
@@ -119,10 +115,27 @@ def cell(value: Any) -> str:
 
 
 def read_rows(path: Path) -> list[dict[str, str]]:
-    """Rows as text, the last one for each key (a failure that was measured again counts once)."""
-    with path.open(newline="") as file:
-        rows = {key_of(row): row for row in csv.DictReader(file)}
-    return list(rows.values())
+    """Rows as text, the last one for each key (a failure that was measured again counts once). UserError for a file
+    with a line that is no record."""
+    return list(dict(_read(path)[1]).values())
+
+
+def _read(path: Path) -> tuple[tuple[str, ...], list[tuple[Key, dict[str, str]]]]:
+    """The names of the columns, and every row with its key."""
+    rows = []
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        try:
+            names = tuple(reader.fieldnames or ())
+            for row in reader:
+                cells = sum(value is not None for value in row.values()) + len(row.get(None) or ()) - (None in row)
+                if cells != len(names):
+                    raise ValueError(f"{cells} of {len(names)} cells")
+                rows.append((key_of(row), row))
+        except (KeyError, ValueError, csv.Error) as error:
+            where = f"{path}: line {max(1, reader.line_num)} is no record ({' '.join(str(error).split())})"
+            raise UserError(f"{where}; take it out of the file or start anew with --fresh") from error
+    return names, rows
 
 
 assert len(set(NAMES)) == len(COLUMNS)

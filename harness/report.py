@@ -22,6 +22,7 @@ from harness import catalogue, claims
 from harness.claim_verdict import Verdict, load
 from harness.report_environment import environment_lines
 from harness.report_tables import Cells, benches, efficiency, failures, reruns, sources, speed, time_by_part
+from specter_core.errors import exit_code
 
 redraw: Any = importlib.import_module("figures.redraw")
 results: Any = importlib.import_module("figures.results")
@@ -131,4 +132,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(exit_code(main))

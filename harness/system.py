@@ -18,7 +18,7 @@ NAN = float("nan")
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """What the byte counts need. shared_params: everything but the routed experts. kv_bytes_per_token is
-    summed over the layers, in the stored dtype."""
+    summed over the layers, in the stored dtype. max_positions: longest sequence in tokens; None: not known."""
 
     hidden: int
     decoder_layers: int
@@ -30,6 +30,7 @@ class ModelShape:
     shared_params: int
     kv_bytes_per_token: int
     dtype: str = "bfloat16"
+    max_positions: int | None = None
 
     @property
     def expert_params(self) -> int:

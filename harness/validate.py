@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
 
-from harness import frame
+from harness import environment, frame
 from specter_core.errors import UserError
 
 
@@ -31,13 +30,18 @@ def validate(folder: Path) -> Validation:
     except UserError as error:
         return Validation(0, [*problems, str(error)])
     problems += row_problems(rows)
-    environment = folder / "environment.json"
-    if not environment.exists():
-        problems.append("environment.json is missing")
-    else:
-        weights = json.loads(environment.read_text()).get("weights", {})
-        problems += [f"environment.json: no weights hash of {m}" for m in sorted(set(rows["model"]) - set(weights))]
-    return Validation(len(rows), problems)
+    return Validation(len(rows), problems + environment_problems(folder / "environment.json", set(rows["model"])))
+
+
+def environment_problems(path: Path, models: set[str]) -> list[str]:
+    """What environment.json does not tell about the machine and the weights of `models`."""
+    if not path.exists():
+        return ["environment.json is missing"]
+    try:
+        weights = environment.read(path).get("weights", {})
+    except UserError as error:
+        return [str(error)]
+    return [f"environment.json: no weights hash of {m}" for m in sorted(models - set(weights))]
 
 
 def row_problems(rows: pd.DataFrame) -> list[str]:

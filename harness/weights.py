@@ -116,6 +116,7 @@ def read_shape(path: Path) -> ModelShape:
         shared_params=sum(count for name, count in tensor_sizes(path) if ".experts." not in name),
         kv_bytes_per_token=KVCache.bytes_per_token(config, torch.bfloat16),
         dtype=str(config.dtype).removeprefix("torch."),
+        max_positions=config.max_positions,
     )
 
 

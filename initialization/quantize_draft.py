@@ -30,7 +30,7 @@ from specter_core.draft.quantizing.calibration import load_calibration, load_tok
 from specter_core.draft.quantizing.draft_writer import DraftWriter
 from specter_core.draft.quantizing.gptq import GptqModelQuantizer
 from specter_core.draft.quantizing.layer_loop import CalibrationOps, LayerLoop, memory_bound_bytes
-from specter_core.errors import UserError
+from specter_core.errors import UserError, exit_code
 from specter_core.model.checkpoint import Checkpoint
 from specter_core.model.config import ModelConfig
 from specter_core.model.decoder import Decoder
@@ -40,12 +40,8 @@ from specter_core.types import ExpertKey
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
-    try:
-        with redirect_stdout(sys.stderr):  # GPTQModel prints a banner and warnings
-            card = quantize_draft(options)
-    except UserError as error:
-        print(error, file=sys.stderr)
-        return 2
+    with redirect_stdout(sys.stderr):  # GPTQModel prints a banner and warnings
+        card = quantize_draft(options)
     print(json.dumps(card))
     return 0
 
@@ -188,4 +184,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -25,7 +25,7 @@ from baselines.vllm_offload import system as vllm
 from harness.system import MemorySpec, ModelSpec
 from harness.weights import read_shape, weights_hash
 from scripts.check_exactness import PROMPTS
-from specter_core.errors import UserError
+from specter_core.errors import exit_code
 from specter_core.model.config import ModelConfig
 from specter_core.text import TextCodec
 from specter_core.types import Request
@@ -56,12 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="a CSV; rows of other models, systems and devices in it stay")
     options = parser.parse_args(arguments)
     rows: list[dict[str, Any]] = []
-    try:
-        for name in options.models:
-            rows += list(compare(ROOT / "reference" / name, options))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    for name in options.models:
+        rows += list(compare(ROOT / "reference" / name, options))
     if options.out is not None:
         write(options.out, rows)
     print(json.dumps(rows))
@@ -177,4 +173,4 @@ def write(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from specter_core.assembly import build_engine
-from specter_core.errors import UserError
+from specter_core.errors import exit_code
 from specter_core.opening import LoadedModel, open_model
 from specter_core.options import ENCODINGS, EngineOptions
 from specter_core.text import TextCodec
@@ -44,21 +44,23 @@ PROMPTS = (
 def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     torch.set_num_threads(1)
+    return _check(args)
+
+
+def _numbers(text: str) -> list[int]:
     try:
-        return _check(args)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers; give them like 1,4,16") from None
 
 
 def _parser() -> argparse.ArgumentParser:
-    numbers = lambda text: [int(part) for part in text.split(",")]  # noqa: E731
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--draft", type=Path, help="INT4 draft folder; default MODEL/draft, else an RTN draft")
-    parser.add_argument("--depths", type=numbers, default=[1, 4, 16])
-    parser.add_argument("--slots", type=numbers, default=[1, 3, 8], help="slots per layer")
-    parser.add_argument("--batches", type=numbers, default=[1, 3])
+    parser.add_argument("--depths", type=_numbers, default=[1, 4, 16])
+    parser.add_argument("--slots", type=_numbers, default=[1, 3, 8], help="slots per layer")
+    parser.add_argument("--batches", type=_numbers, default=[1, 3])
     parser.add_argument("--tokens", type=int, default=64, help="new tokens per prompt")
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     parser.add_argument("--noise", type=float, default=0.0, help="sigma added to the draft's codes: forces rejections")
@@ -162,4 +164,4 @@ def _transformers(
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

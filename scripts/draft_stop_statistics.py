@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from scripts.reference_prompts import add_prompt_arguments, chosen_prompts
 from specter_core.assembly import build_engine
-from specter_core.errors import UserError
+from specter_core.errors import exit_code
 from specter_core.opening import LoadedModel, open_model
 from specter_core.options import EngineOptions
 from specter_core.types import GenerationRun, Request
@@ -33,15 +33,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     rows: list[dict[str, object]] = []
-    try:
-        for name in args.models.split(","):
-            rows += _model(name, args)
-            table = pd.DataFrame(rows)
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-            table.to_csv(args.output, index=False)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    for name in args.models.split(","):
+        rows += _model(name, args)
+        table = pd.DataFrame(rows)
+        args.output.parent.mkdir(parents=True, exist_ok=True)
+        table.to_csv(args.output, index=False)
     print(table.to_string(index=False))
     return int(table["mismatches"].sum() > 0)
 
@@ -100,4 +96,4 @@ def _counts(found: Sequence[GenerationRun], expected: Sequence[GenerationRun], d
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.synthetic import SyntheticSpec, spec_for, tensor_names, tensors
 from harness.synthetic.text import byte_tokenizer
-from specter_core.errors import UserError
+from specter_core.errors import UserError, exit_code
 from specter_core.model.families import family_named
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,13 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokenizer", type=Path, metavar="FILE", help="a tokenizer.json; default: one of bytes")
     options = parser.parse_args(argv)
     name = options.model.removeprefix("model=")
-    try:
-        spec = spec_for(name, seed=options.seed)
-        folder = options.output or ROOT / ".work" / "synthetic" / name
-        write(spec, folder, options.device, options.shard_bytes, options.tokenizer)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    spec = spec_for(name, seed=options.seed)
+    folder = options.output or ROOT / ".work" / "synthetic" / name
+    write(spec, folder, options.device, options.shard_bytes, options.tokenizer)
     return 0
 
 
@@ -140,4 +136,4 @@ def _file(number: int, count: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

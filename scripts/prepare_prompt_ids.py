@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import assets, datasets
 from harness.prompt_ids import prompt_ids
-from specter_core.errors import UserError
+from specter_core.errors import UserError, exit_code
 
 ROOT = Path(__file__).resolve().parents[1]
 DATASETS = ("gsm8k", "wikitext2", "humaneval", "gpqa", "c4")
@@ -31,18 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=ROOT / ".work/prompt_ids/prompts.json")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    try:
-        roots = {name: options.datasets or assets.dataset_root(name) for name in DATASETS}
-        here = {name: root for name, root in roots.items() if datasets.absent(name, root) is None}
-        for name in set(roots) - set(here):
-            print(f"left out: {datasets.absent(name, roots[name])}", file=sys.stderr)
-        models = {}
-        for given in options.tokenizer:
-            model, _, file = given.partition("=")
-            models[model] = prompt_ids(here, encoder(Path(file)), LENGTHS, options.seed)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    roots = {name: options.datasets or assets.dataset_root(name) for name in DATASETS}
+    here = {name: root for name, root in roots.items() if datasets.absent(name, root) is None}
+    for name in set(roots) - set(here):
+        print(f"left out: {datasets.absent(name, roots[name])}", file=sys.stderr)
+    models = {}
+    for given in options.tokenizer:
+        model, _, file = given.partition("=")
+        models[model] = prompt_ids(here, encoder(Path(file)), LENGTHS, options.seed)
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(models))
     counts = {m: {d: {n: len(p) for n, p in v.items()} for d, v in x["prompts"].items()} for m, x in models.items()}
@@ -60,4 +56,4 @@ def encoder(file: Path) -> Callable[[str], Sequence[int]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

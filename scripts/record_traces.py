@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from specter_core.assembly import build_engine
-from specter_core.errors import UserError
+from specter_core.errors import exit_code
 from specter_core.opening import LoadedModel, open_model
 from specter_core.options import EngineOptions
 from specter_core.text import TextCodec
@@ -36,17 +36,13 @@ ORDERS = ("expertwise", "tokenwise")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit code 0, 1 when the two orders generate different tokens, or 2 for bad input (one line on stderr)."""
     args = _parser().parse_args(arguments)
-    try:
-        torch.set_num_threads(1)
-        folder = args.out / "traces"
-        folder.mkdir(parents=True, exist_ok=True)
-        with _open(args) as model:
-            tokens = [record(model, args, order, folder / f"{order}.json") for order in ORDERS]
-        print(f"{folder}: {len(tokens[0])} tokens, the same in both orders: {tokens[0] == tokens[1]}")
-        return 0 if tokens[0] == tokens[1] else 1
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    torch.set_num_threads(1)
+    folder = args.out / "traces"
+    folder.mkdir(parents=True, exist_ok=True)
+    with _open(args) as model:
+        tokens = [record(model, args, order, folder / f"{order}.json") for order in ORDERS]
+    print(f"{folder}: {len(tokens[0])} tokens, the same in both orders: {tokens[0] == tokens[1]}")
+    return 0 if tokens[0] == tokens[1] else 1
 
 
 def record(model: LoadedModel, args: argparse.Namespace, order: str, path: Path) -> list[int]:
@@ -156,4 +152,4 @@ def _parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

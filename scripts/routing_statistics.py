@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness.routing import measure
 from scripts.reference_prompts import add_prompt_arguments, chosen_prompts
-from specter_core.errors import UserError
+from specter_core.errors import exit_code
 from specter_core.opening import open_model
 
 
@@ -30,12 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, required=True)
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    try:
-        for name in args.models.split(","):
-            _model(name, args)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    for name in args.models.split(","):
+        _model(name, args)
     print(measure.tables(args.output))
     return 0
 
@@ -53,4 +49,4 @@ def _model(name: str, args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

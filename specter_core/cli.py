@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 
 from specter_core.assembly import build_engine
-from specter_core.errors import UserError
+from specter_core.errors import UserError, exit_code
 from specter_core.memory.budget import SlotPlan
 from specter_core.memory.pin_limit import PinLimit
 from specter_core.model.config import ModelConfig
@@ -24,11 +25,7 @@ from specter_core.types import GenerationRun, Request, WindowStats
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, or 2 for bad input (one line on stderr)."""
     args = _parser().parse_args(argv)
-    try:
-        return _generate(args)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    return exit_code(lambda: _generate(args))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -62,7 +59,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check(args: argparse.Namespace) -> None:
+    for name in ("budget_gb", "link_gb_s", "pin_limit_gb"):
+        value = getattr(args, name)
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"--{name.replace('_', '-')} {value} is no size or rate; give a number above 0")
+    if args.trace is not None and not args.trace.parent.is_dir():
+        raise UserError(f"--trace {args.trace}: folder {args.trace.parent} does not exist; make it or name another")
+
+
 def _generate(args: argparse.Namespace) -> int:
+    _check(args)
     torch.set_num_threads(max(1, args.threads))
     codec = TextCodec(args.model)
     prompt = tuple(codec.encode(args.prompt))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from pathlib import Path
 import torch
 
 from specter_core.device_runtime import CudaRuntime, DeviceRuntime
-from specter_core.draft.draft_store import DraftExperts, load_draft, quantize_rtn
+from specter_core.draft.draft_store import CARD_NAME, DraftExperts, load_draft, quantize_rtn
 from specter_core.errors import UserError
 from specter_core.memory.host_store import HostExpertStore, StoreHandle
 from specter_core.memory.payload import PayloadLayout
@@ -85,6 +86,8 @@ def open_model(
         raise UserError(
             f"draft folder {folder} does not exist; make it with initialization/quantize_draft.py or use depth 0"
         )
+    if need_draft:
+        _check_family(folder, decoder.config.family)
     runtime = CudaRuntime(pin_limit) if device == "cuda" else None
     draft = load_draft(folder, decoder.config) if need_draft and folder.is_dir() else None
     kept = nested_dir if encoding == "nested" and draft and not noise else None
@@ -115,6 +118,17 @@ def _check_device(device: str) -> None:
         raise UserError(
             "device 'cuda' was asked for and 0 CUDA devices are visible; use device 'cpu' or install a driver"
         )
+
+
+def _check_family(draft_dir: Path, family: str) -> None:
+    """UserError for a draft whose card says that it was made of a model of another family. Without a card, or with a
+    damaged one, `load_draft` has the say."""
+    try:
+        made_of = json.loads((draft_dir / CARD_NAME).read_text(encoding="utf-8"))["family"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    if made_of != family:
+        raise UserError(f"draft {draft_dir} was made of a {made_of} model, not of a {family}; name the target's own")
 
 
 def _nested(plain: HostExpertStore, draft: DraftExperts, device: str) -> HostExpertStore:

@@ -11,10 +11,12 @@ from specter_core.errors import UserError
 
 
 class TextCodec:
-    """Tokenizer of one model folder. Raises UserError when tokenizer.json is absent or damaged."""
+    """Tokenizer of one model folder. Raises UserError when the folder or tokenizer.json is absent or damaged."""
 
     def __init__(self, model_dir: Path) -> None:
         path = model_dir / "tokenizer.json"
+        if not model_dir.is_dir():
+            raise UserError(f"model folder {model_dir} does not exist; name one with config.json and tokenizer.json")
         if not path.is_file():
             raise UserError(f"{model_dir} has 0 of 1 tokenizer.json; download the model's folder completely")
         try:

@@ -11,7 +11,7 @@ from harness import closing
 from harness.records import read_rows
 from harness.validate import validate
 from scripts.gpu import run_fig14
-from specter_core.errors import UserError
+from specter_core.errors import UserError, exit_code
 
 MODEL = "deepseek_v2_mini"
 
@@ -71,7 +71,7 @@ def test_a_sweep_brings_its_own_axes(ids, tmp_path):
 
 
 def test_missing_ids_are_a_users_error(tmp_path, capsys):
-    assert run_fig14.main(arguments(tmp_path / "none.json", tmp_path / "out")) == 2
+    assert exit_code(lambda: run_fig14.main(arguments(tmp_path / "none.json", tmp_path / "out"))) == 2
     assert "prepare_prompt_ids" in capsys.readouterr().err
     with pytest.raises(UserError):
         run_fig14.IdSource(tmp_path / "none.json", prompts=1)

@@ -237,6 +237,16 @@ def test_records_without_a_needed_column_are_named_and_left_out(tmp_path):
     assert "has no column link" in found.problems[0] and "no environment" in found.problems[1]
 
 
+def test_torn_lines_of_records_are_counted_and_left_out(tmp_path):
+    records = write_records(tmp_path / "run", main_rows())
+    whole = len(results.read(tmp_path).all_records())
+    with records.open("a") as file:
+        file.write("specter,default\n")
+    found = results.read(tmp_path)
+    assert len(found.all_records()) == whole
+    assert found.problems == [f"{records}: 1 of {whole + 1} rows are torn lines and left out"]
+
+
 def test_a_system_may_choose_its_depth_per_prompt_but_not_twice(tmp_path):
     rows = [row(prompt_id=f"p{n}", K=n, system="specmoeoff", config_hash="a") for n in (2, 4)]
     loaded = io.read_records(write_records(tmp_path, rows))

@@ -103,6 +103,20 @@ def test_other_columns_are_refused_with_the_remedy(tmp_path):
         record_file(path)
 
 
+def test_a_line_that_is_no_record_is_named_and_stays(tmp_path):
+    path = tmp_path / "r.csv"
+    record_file(path).append([row(prompt_id="a"), row(prompt_id="b")])
+    header, first, second = path.read_text().splitlines(keepends=True)
+    for damaged in ("garbage,line\n", f"{second[: len(second) // 2]}\n", f"{second.rstrip()},1,2\n"):
+        path.write_text(header + damaged + first)
+        with pytest.raises(UserError, match=rf"line 2 is no record \(\d+ of {len(NAMES)} cells\); take it out"):
+            record_file(path)
+        assert path.read_text() == header + damaged + first
+    path.write_bytes(header.encode() + b"\xff\xfe\n" + first.encode())
+    with pytest.raises(UserError, match="is no record"):
+        read_rows(path)
+
+
 def test_a_file_from_before_a_column_is_read_and_continued_without_it(tmp_path):
     path, notices = tmp_path / "r.csv", []
     older = [name for name in NAMES if name not in LATER]

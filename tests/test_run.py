@@ -97,10 +97,44 @@ def tiny_run(out: Path, *more: str) -> list[str]:
         ("models.deepseek_v2_mini.depht=3", "depht"),
         ("system=reference", "no system to measure"),
         ("model=[deepseek_v2_mini", "no viable alternative"),
+        ("promts=3", "promts is no key; did you mean prompts?"),
+        ("lsit", "'lsit' is no command and no KEY=VALUE; commands: list, plan"),
+        ("validate", "validate DIR"),
+        ("launcher.paralel=2", "it has no such key"),
+        ("launcher.load_timeout_s=abc", "launcher.load_timeout_s=abc is no length or size"),
+        ("launcher.workers=many", "launcher.workers=many is unknown; known: cell, system"),
+        ("budgets_gb=nan", "budgets_gb=nan is no size in GB"),
+        ("temperature=nan", "temperature=nan is no temperature"),
+        ("stop_early=maybe", "stop_early=maybe is neither true nor false"),
+        ("new_tokens=100000", "exceed the model's context of 2048"),
+        ("slots=99", "99 slots per layer exceed the model's 16 experts"),
+        ("systems.specter.options.evictoin=lru", "unknown option 'evictoin'"),
+        ("systems.specter.options.eviction=fifo", "eviction is 'fifo', known are need, count_then_recency, lru"),
+        ("systems.specter.options.prefetch=maybe", "option prefetch=maybe is no bool"),
+        ("systems.specter.options.variant=papr", "variant 'papr' is unknown, known are default, paper"),
     ],
 )
 def test_a_bad_value_is_one_line_that_names_it_and_what_would_do(typed, argument, said):
-    assert said in typed(argument)
+    chosen = ("model=phimoe_mini", "memory=[]") if argument.startswith(("slots", "new_tokens")) else ()
+    chosen += ("slots=3",) if argument.startswith("new_tokens") else ()
+    assert said in typed(*chosen, argument)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(typed, tmp_path):
+    (tmp_path / "file").touch()
+    assert "file: File exists" in typed("model=phimoe_mini", "system=specter", f"output={tmp_path / 'file'}")
+
+
+def test_cuda_without_a_cuda_torch_ends_before_anything_is_measured(typed, tmp_path, monkeypatch):
+    monkeypatch.setattr("harness.environment.metadata.version", lambda name: "2.13.0+cpu")
+    line = typed("model=phimoe_mini", "system=specter", "device=cuda", f"output={tmp_path / 'out'}")
+    assert "device=cuda, but torch 2.13.0+cpu is built without CUDA" in line and not (tmp_path / "out").exists()
+
+
+def test_every_switch_of_the_engine_can_be_typed(tmp_path):
+    more = ("systems.specter.options.eviction=lru", "systems.specter.options.planning=top_m")
+    done = run(*tiny_run(tmp_path, *more))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("how", [("profile=paper",), ("model=deepseek_v2_lite", "weights=official")])

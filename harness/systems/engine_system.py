@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from harness.engine_records import records
 from harness.system import MemorySpec, ModelSpec, RequestRecord
@@ -136,6 +136,11 @@ def open_weights(wanted: Opened) -> LoadedModel:
     needs_draft = wanted.with_draft or wanted.encoding == "nested"
     if model.weights == "synthetic" and model.draft_path is None and needs_draft:
         return open_written(model, wanted.device, encoding=wanted.encoding)
+    if model.draft_path is None and needs_draft:
+        raise UserError(
+            f"{model.name} has no INT4 draft where conf/model names it, K > 0 needs one; make it with "
+            f"initialization/quantize_draft.py --model {model.path}"
+        )
     return open_model(
         Path(model.path),
         None if model.draft_path is None else Path(model.draft_path),
@@ -144,12 +149,3 @@ def open_weights(wanted: Opened) -> LoadedModel:
         need_draft=wanted.with_draft,
         encoding=wanted.encoding,
     )
-
-
-def engine_options(options: Mapping[str, Any], *, own: Sequence[str]) -> EngineOptions:
-    """EngineOptions from a system's configured options; `own` are the system's other keys. UserError for unknown."""
-    known = {f.name for f in fields(EngineOptions)}
-    unknown = sorted(set(options) - known - set(own))
-    if unknown:
-        raise UserError(f"unknown option {unknown[0]!r}, known are {', '.join(sorted(known | set(own)))}; correct it")
-    return EngineOptions(**{name: value for name, value in options.items() if name in known})

@@ -32,7 +32,7 @@ from harness.prompt_ids import IdSource
 from harness.records import RecordFile
 from harness.reference_tokens import ReferenceTokens
 from harness.shared_store import shared_store
-from specter_core.errors import UserError
+from specter_core.errors import exit_code
 
 MODELS = ("deepseek_v2_lite", "qwen15_moe")
 DATASETS = ("gsm8k", "wikitext2", "humaneval", "gpqa", "c4")
@@ -46,11 +46,7 @@ SLOW_REASON = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
-    try:
-        print(json.dumps(_run(options)))
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    print(json.dumps(_run(options)))
     return 0
 
 
@@ -233,4 +229,4 @@ def _notice(text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(exit_code(main))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -28,11 +29,11 @@ class SamplingParams(NamedTuple):
 
     @classmethod
     def of(cls, requests: Sequence[Request], device: torch.device | str = "cpu") -> SamplingParams:
-        """Raises UserError for a temperature below 0, top_p outside (0, 1] or top_k below 0."""
+        """Raises UserError for a temperature below 0 or not finite, top_p outside (0, 1] or top_k below 0."""
         for r in requests:
-            if r.temperature < 0:
+            if not 0 <= r.temperature < math.inf:
                 raise UserError(
-                    f"temperature {r.temperature} is below 0; use 0 for greedy decoding or a positive value"
+                    f"temperature {r.temperature} is below 0 or not finite; use 0 (greedy) or a positive value"
                 )
             if not 0 < r.top_p <= 1:
                 raise UserError(f"top_p {r.top_p} is outside (0, 1]; use 1 to switch the filter off")
