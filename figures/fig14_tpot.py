@@ -79,7 +79,10 @@ def _panel(axis: Axes, panel: pd.DataFrame, systems: list[style.SystemStyle], la
         if stated is not None and stated <= top:
             axis.scatter([at[-1]], [stated], **style.PAPER)
             marked = True
-        else:
+        elif stated is not None:
+            if not own[-1] > top:
+                _note(axis, at[-1], top * 0.985, f"\u25c7 {shown(stated)}\u2191", "black", "top", rotation=90)
+                marked = True
             stated = None
         for x, value, error in zip(at, own, np.nan_to_num(errors), strict=True):
             if value > top:

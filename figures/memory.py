@@ -12,7 +12,6 @@ from figures import lines, looks, style, sweeps
 
 NAME = "memory"
 FREE = ("memory", "budget_bytes")
-BESIDE = ["model", "link", "device", "B", "prefix_len"]
 CELL = ["system", "model", "budget_bytes"]
 WORDS = {"not_run": "not measured"}
 
@@ -34,12 +33,12 @@ def figure(rows: pd.DataFrame) -> Figure:
 def beside(every: pd.DataFrame, drawn: pd.DataFrame) -> pd.DataFrame:
     """Rows of `every` that gave no time in the setting of `drawn`, at byte budgets where `drawn` has nothing."""
     bad = style.shown(every[(every["status"] != "ok") & every["budget_bytes"].notna()])
-    places, there = (set(drawn[keys].itertuples(index=False, name=None)) for keys in (BESIDE, CELL))
+    places, there = (set(drawn[keys].itertuples(index=False, name=None)) for keys in (sweeps.BESIDE_BUDGETS, CELL))
     kinds = {*drawn["weights"], "dummy"}
     kept = [
         place in places and cell not in there and weights in kinds
         for place, cell, weights in zip(
-            bad[BESIDE].itertuples(index=False, name=None),
+            bad[sweeps.BESIDE_BUDGETS].itertuples(index=False, name=None),
             bad[CELL].itertuples(index=False, name=None),
             bad["weights"],
             strict=True,

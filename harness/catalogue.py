@@ -44,6 +44,11 @@ def check_overrides(overrides: Sequence[str], conf: Path = CONF) -> None:
                     check(group, name.strip(" '\""), conf)
 
 
+def shown(path: Path) -> str:
+    """A path as messages name it: relative to the repository where it lies in it."""
+    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)
+
+
 def _loader() -> type[yaml.SafeLoader]:
     """YAML 1.1 reads 24.0e9 as text; Hydra reads it as a number, and so does this."""
 

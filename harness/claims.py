@@ -37,6 +37,7 @@ MAKES = {
     "working_set": "python run.py sweep=batch",
     "timings": "python run.py and its sweeps",
 } | {sweep: f"python run.py sweep={sweep}" for sweep in ("depth", "batch", "kernels", "routing")}
+NEEDS = {"depth": "three depths K > 0 of Specter in one setting", "batch": "two batch sizes of one system"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def _strongest(claim: Claim, data: Data, draws: int) -> Finding:
             reasons[str(missing)] = None
     if findings:
         return replace(findings[0], also=tuple(findings[1:]))
-    absent = f"no {claim.data.replace('_', ' ')} data; {MAKES[claim.data]} makes it"
+    absent = f"no {NEEDS.get(claim.data) or claim.data.replace('_', ' ') + ' data'}; {MAKES[claim.data]} makes it"
     reason = "; ".join(reasons) or absent
     why = data.untold(claim)
     return Finding(claim, Verdict.NOT_RUN, reason=f"{reason}; tried here: {why}" if why else reason)

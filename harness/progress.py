@@ -24,7 +24,7 @@ class RunProgress:
 
     def __init__(self, total: int, console: Console | None = None) -> None:
         self.console = console or Console(file=sys.stderr, soft_wrap=True)
-        self._total, self._done, self._measured = total, 0, 0
+        self._total, self._done = total, 0
         self._start = time.monotonic()
         self._bar = Progress(
             TextColumn("{task.description}"),

@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from harness import assets, depth_file, environment, frame, launch, timings
-from harness.catalogue import ROOT
+from harness.catalogue import ROOT, shown
 from harness.config import RunConfig, SystemEntry
 from harness.grid import PlannedGroup, RunPlan, missing_module
 from harness.measure import Measurement
@@ -188,7 +188,3 @@ def write_csv(path: Path, table: pd.DataFrame) -> None:
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     table.to_csv(temporary, index=False, float_format="%.6g")
     temporary.replace(path)
-
-
-def shown(path: Path) -> str:
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from harness import assets
-from harness.catalogue import ROOT
+from harness.catalogue import shown
 from harness.config import ModelEntry
 from harness.footprint import draft_bytes
 from harness.gpu_info import gpus
@@ -31,7 +31,7 @@ def absent(entry: ModelEntry, kind: str | None = None) -> str | None:
     path = _folder(entry, kind, "path")
     if (path / "config.json").exists() and any(path.glob("*.safetensors")):
         return None
-    where = f"model={entry.name} weights={kind}: no checkpoint in {_shown(path)}"
+    where = f"model={entry.name} weights={kind}: no checkpoint in {shown(path)}"
     if kind == "official":
         target = entry.download["target_bytes"]
         line = f"{where}; fetch {target / 1e9:.1f} GB ({target / 2**30:.1f} GiB) with: {fetch_command(entry)}"
@@ -43,7 +43,7 @@ def absent(entry: ModelEntry, kind: str | None = None) -> str | None:
         if entry.shape is not None and gpus():
             return None
         return f"{where}; make it with: python scripts/make_synthetic_checkpoint.py model={entry.name}"
-    return f"{where}; it ships with the repository: git checkout -- {_shown(path)}"
+    return f"{where}; it ships with the repository: git checkout -- {shown(path)}"
 
 
 def fetch_command(entry: ModelEntry) -> str:
@@ -51,7 +51,7 @@ def fetch_command(entry: ModelEntry) -> str:
 
 
 def draft_command(entry: ModelEntry) -> str:
-    target, draft = (_shown(_folder(entry, "official", part)) for part in ("path", "draft"))
+    target, draft = (shown(_folder(entry, "official", part)) for part in ("path", "draft"))
     return f"python3 initialization/quantize_draft.py --model {target} --output {draft} --calibration TEXT"
 
 
@@ -140,7 +140,3 @@ def tensor_sizes(path: Path) -> Iterator[tuple[str, int]]:
 
 def _folder(entry: ModelEntry, kind: str, part: str) -> Path:
     return assets.checkpoint_folder(entry.weights[kind].get(part, ""), entry.download.get("archive"))
-
-
-def _shown(path: Path) -> str:
-    return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else str(path)

@@ -76,6 +76,13 @@ def test_a_system_far_above_all_others_is_cut_off_and_its_values_are_written(tmp
     assert all(f"{value:.3g}\u2191" in written for value in slow)
 
 
+def test_a_value_of_the_paper_beyond_the_axis_is_written_at_its_top(tmp_path):
+    systems = ("specter", "mo_sm", "specmoeoff")
+    rows = io.read_records(write(tmp_path, [r for r in main_run() if r["system"] in systems]))
+    axis = fig14_tpot.figure(rows.assign(model="deepseek_v2_lite", memory="high")).axes[0]
+    assert axis.get_ylim()[1] < 72.2 and "\u25c7 72.2\u2191" in [t.get_text() for t in axis.texts]
+
+
 def test_at_most_half_of_the_systems_are_cut_off():
     def top(**times: float) -> float:
         keys = pd.MultiIndex.from_tuples([(s, "AVG") for s in times], names=["system", "label"])

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from harness import environment, timings
-from harness.catalogue import ROOT
+from harness.catalogue import ROOT, shown
 from harness.config import RunConfig
 from harness.grid import PlannedGroup, RunPlan
 from harness.progress import RunProgress
 from harness.routing import measure
-from harness.runner import shown
 from specter_core.opening import open_model
 
 

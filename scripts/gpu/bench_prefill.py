@@ -26,6 +26,7 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from harness.systems.device_memory import tidy
 from scripts.gpu.engine_probes import fill
 from scripts.gpu.random_weights import random_model
 from specter_core.assembly import build_engine
@@ -77,7 +78,7 @@ class Bench:
                     self._add("resident", "warm", tokens, chunk, best)
                 self._two_ways(engine, chunk)
             del engine  # its slots
-            self._clear()
+            tidy()
 
     def _two_ways(self, engine: SpecterEngine, chunk: int) -> None:
         """A prompt that runs as decoding does, and the way of longer ones: relative differences, rounding alone apart
@@ -122,7 +123,7 @@ class Bench:
                 for ms, count, kernel in kernel_shares(engine, request):
                     print(f"    {ms:9.2f} ms x{count:6d} {kernel}", flush=True)
         del engine
-        self._clear()
+        tidy()
 
     def budget(self, budget_gb: float, chunk: int) -> None:
         with self._engine(budget_gb, chunk) as engine:
@@ -136,7 +137,7 @@ class Bench:
                     best = min(found[1:], key=lambda row: float(row["ttft_ms"]))
                     self._add(f"{budget_gb:g} GB", state, tokens, chunk, best)
         del engine
-        self._clear()
+        tidy()
 
     def _engine(self, budget_gb: float | None, chunk: int) -> SpecterEngine:
         options = EngineOptions(depth=self.depth, context_tokens=max(self.lengths) + 64, prefill_chunk_tokens=chunk)
@@ -191,10 +192,6 @@ class Bench:
             f"{row['over_bound']:.2f}, link {found['link_use']:.2f}",
             flush=True,
         )
-
-    def _clear(self) -> None:
-        gc.collect()
-        torch.cuda.empty_cache()
 
 
 def kernel_shares(engine: SpecterEngine, request: Request) -> Iterator[tuple[float, int, str]]:

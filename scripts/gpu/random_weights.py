@@ -13,9 +13,10 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from harness.synthetic.store import rounded_to_nearest
 from specter_core.device_runtime import CudaRuntime, compact_allocator
 from specter_core.draft.draft_store import DraftExperts
-from specter_core.draft.int4 import GROUP, Int4Matrix
+from specter_core.draft.int4 import Int4Matrix
 from specter_core.draft.kernels.block_path import BlockExpertPath
 from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.payload import TRAILER_BYTES, PayloadLayout, trailer_words
@@ -87,14 +88,6 @@ class RandomSource:
 
     def stack(self, *names: str) -> Tensor:
         return torch.cat([self.get(name) for name in names])
-
-
-def quantized(weight: Tensor) -> Int4Matrix:
-    """[E, out, in] -> INT4 rounded to nearest at absmax / 7 per 128 inputs, on the weight's device."""
-    groups = weight.unflatten(-1, (-1, GROUP)).float()
-    scales = (groups.abs().amax(-1) / 7).half()
-    codes = (groups / scales.float().unsqueeze(-1)).round_().clamp_(-8, 7).add_(8).to(torch.uint8).flatten(-2)
-    return Int4Matrix(codes[..., 0::2] | (codes[..., 1::2] << 4), scales)
 
 
 def random_model(
@@ -174,7 +167,7 @@ def _fill(config: ModelConfig, layout: PayloadLayout, store: HostExpertStore, se
         for target, gain in ((wide, hidden**-0.5), (tall, EXPERT_GAIN * branch * width**-0.5)):
             noise = torch.randn(target.shape, generator=generator, device="cuda", dtype=torch.bfloat16)
             target.copy_(noise * gain)
-        codes = [quantized(wide), quantized(tall)]
+        codes = [rounded_to_nearest(wide), rounded_to_nearest(tall)]
         if layout.encoding == "nested":
             largest = max(largest, nest(entries, layout, wide, tall, codes))
         else:

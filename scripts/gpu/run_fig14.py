@@ -38,10 +38,6 @@ MODELS = ("deepseek_v2_lite", "qwen15_moe")
 DATASETS = ("gsm8k", "wikitext2", "humaneval", "gpqa", "c4")
 SYSTEMS = ("specter", "mo_sc", "mo_sm", "specmoeoff", "transformers")
 SLOW = "transformers"
-SLOW_REASON = (
-    "{tokens} new tokens are measured instead of {all}: all experts of an offloaded layer cross the link for every "
-    "token, so that one request of {all} tokens takes minutes"
-)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from harness.device_meter import DeviceMeter
+from harness.systems.device_memory import tidy
 from scripts.gpu.bench_draft import kernel_shares, step_bytes, time_steps
 from scripts.gpu.engine_probes import Bits, committed_kv, fill, host_profile, lru_loads, segments_ms
 from scripts.gpu.window_aims import BOUND, GROWTH_WINDOWS, LINK_USE
@@ -79,7 +79,7 @@ class Bench:
             run = engine.generate([request(2, 64, self.vocab)])
             self.row("resident", "plain decoding, K = 0", run.results[0].tpot_ms, "ms/token")
         del engine, bits
-        self._clear()
+        tidy()
         with build_engine(self.model, self.options) as engine:
             self._fill(engine)
             run = engine.generate([request(2, 128, self.vocab)])
@@ -98,7 +98,7 @@ class Bench:
             for kernel, count, us in kernel_shares(engine.draft):  # type: ignore[arg-type]
                 print(f"    draft step {us:8.1f} us x{count:4d} {kernel}")
         del engine
-        self._clear()
+        tidy()
 
     def budget(self, budget_gb: float) -> None:
         where = f"{budget_gb:g} GB"
@@ -124,7 +124,7 @@ class Bench:
             self._memory(where, engine, budget_gb)
             host_profile(engine, request(4, 48, self.vocab))
         del engine, bits
-        self._clear()
+        tidy()
         for name in self.compared:
             switches = COMPARED[name]
             own = replace(self.options, **switches)
@@ -132,7 +132,7 @@ class Bench:
                 engine.generate([request(1, 64, self.vocab)])
                 self._measure(f"{where} {name}", engine)
             del engine
-            self._clear()
+            tidy()
 
     def _measure_quickly(self, where: str, engine: SpecterEngine, budget_gb: float) -> None:
         """No resident target to compare with: budgets are compared with each other, by tokens."""
@@ -163,10 +163,6 @@ class Bench:
         how = f"NVML, {found.samples} samples" if found.peak_bytes is not None else f"at the end; {found.status}"
         self.row(where, "peak device memory", peak / 1e9, "GB", how)
         self.row(where, "peak over budget", peak / (budget_gb * 1e9), "ratio")
-
-    def _clear(self) -> None:
-        gc.collect()
-        torch.cuda.empty_cache()
 
     def _measure(self, where: str, engine: SpecterEngine) -> None:
         routes: list[list[tuple[int, Tensor]]] = []

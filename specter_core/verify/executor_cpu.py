@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
@@ -26,12 +25,8 @@ Views = Callable[[Tensor, ExpertKey], ExpertViews]
 
 @dataclass(slots=True)
 class LayerTiming:
-    """Where a layer pass spent its time. Stalls by cause: late, miss (an expert's arrival), slot (a slot to
-    become free).
-    """
+    """What a layer pass waited for, by cause: late, miss (an expert's arrival), slot (a slot to become free)."""
 
-    total_ns: int = 0
-    compute_ns: int = 0
     stall_ns: dict[str, int] = field(default_factory=lambda: {"late": 0, "miss": 0, "slot": 0})
 
 
@@ -66,7 +61,6 @@ class CpuLayerExecutor:
         routed. rows limits the pass to these rows (token-wise order); the plan's experts must be exactly
         theirs. Raises WrongExpertError when a slot does not hold what the plan says.
         """
-        start_ns = time.perf_counter_ns()
         timing = LayerTiming()
         routed = _places_by_expert(ids, rows)
         flat_out = out.view(-1, out.shape[-1])  # [R * k, H]
@@ -88,7 +82,6 @@ class CpuLayerExecutor:
                 case Release(slot):
                     self._release(slot)
         assert not routed, f"layer {plan.layer}: experts {sorted(routed)} were routed to but not planned"
-        timing.total_ns = time.perf_counter_ns() - start_ns
         return timing
 
     def _wait_free(self, slot: int) -> int:
@@ -109,11 +102,9 @@ class CpuLayerExecutor:
         assert self._cache.lookup(op.key) == op.slot and self._cache.is_protected(op.slot), op
         entry = self._slots.view(op.slot)
         self._layout.check(entry, op.key)
-        start_ns = time.perf_counter_ns()
         index = torch.tensor(places, device=normed.device)  # flat (row, choice)
         x = normed[index // top_k]  # [rows of this expert, H]
         flat_out[index] = self._expert_ffn(x, *self._views(entry, op.key))
-        timing.compute_ns += time.perf_counter_ns() - start_ns
         self._cache.touch(op.key)
         self._loader.mark_used(op.key)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -156,7 +155,6 @@ class CudaLayerExecutor:
         """The plan's ops for rows that are grouped already. computed: resident experts (-> slot) that the device
         computes before `after`.
         """
-        start_ns = time.perf_counter_ns()
         if after is not None:
             self._link.free_all_after(computed.values(), after)
         timing = LayerTiming()
@@ -187,7 +185,6 @@ class CudaLayerExecutor:
                     if self._cache.is_staging(slot) and not self._cache.is_protected(slot):
                         self._cache.evict(slot)
         self._compute(group, plan.layer, work)
-        timing.total_ns = time.perf_counter_ns() - start_ns
         return timing
 
     def _arrive(
