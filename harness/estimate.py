@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 from harness.catalogue import ROOT
 from harness.grid import PlannedGroup
 from harness.records import read_rows
+from specter_core.errors import UserError
 
 WORKER_S = 4.0
 ROUGH_MS = {"reference": {"transformers": 100.0}, "other": {"transformers": 400.0}}
@@ -26,18 +28,20 @@ class Estimate(NamedTuple):
 
 
 class Speeds:
-    """What files of records say. The first file counts most: cells that it holds are not looked up in the others."""
+    """What files of records say. The first file counts most: cells that it holds are not looked up in the others. A
+    file of another version, or a damaged one, says nothing."""
 
     def __init__(self, paths: Iterable[Path], device: str) -> None:
         self._cells: dict[tuple[str, ...], float] = {}
         self._tokens: dict[tuple[str, str], list[float]] = defaultdict(list)
         for path in paths:
             cells: dict[tuple[str, ...], list[float]] = defaultdict(list)
-            for row in recorded(path):
-                if row["status"] == "ok" and row["device"] == device:
-                    seconds = request_s(row)
-                    cells[row_key(row)].append(seconds)
-                    self._tokens[row["system"], row["model"]].append(seconds / max(1, int(row["new_tokens"])))
+            with suppress(UserError, KeyError, ValueError):
+                for row in recorded(path):
+                    if row["status"] == "ok" and row["device"] == device:
+                        seconds = request_s(row)
+                        cells[row_key(row)].append(seconds)
+                        self._tokens[row["system"], row["model"]].append(seconds / max(1, int(row["new_tokens"])))
             means = {key: sum(values) / len(values) for key, values in cells.items()}
             self._cells = means | self._cells
 

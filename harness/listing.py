@@ -59,7 +59,7 @@ def plan_lines(config: RunConfig, plan: RunPlan, records: Path) -> Iterator[str]
     """The cell groups in the order of execution with what is still to do, minutes and GiB, bytes by part, what is
     skipped and why. harness/estimate.py says where minutes come from."""
     groups = list(plan.groups)
-    done = {key_of(row) for row in recorded(records) if row["status"] == "ok"}
+    done = {key_of(row) for row in recorded(records) if row.get("status") == "ok"}
     yield f"sweep {config.sweep}, device {plan.device}, output {config.output}"
     if (chosen := location(config)) is not None:
         yield f"K from {chosen}, where it has the model and memory setting (depths=null: without)"

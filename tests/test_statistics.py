@@ -95,6 +95,11 @@ def test_a_plan_tells_minutes_from_the_same_cell_before_similar_ones_before_roug
     assert Speeds([tmp_path / "a/records.csv"], "cuda").request(planned).basis == "rough"
     lines = "\n".join(listing.plan_lines(run_config(raw), plan(run_config(raw)), tmp_path / "a/records.csv"))
     assert "0 of 4 requests" in lines and "GiB on the device" in lines and "experts in host memory" in lines
+    older, torn = tmp_path / "older.csv", tmp_path / "torn.csv"
+    text = (tmp_path / "a/records.csv").read_text()
+    older.write_text(text.replace("ttft_ms", "ttft", 1))
+    torn.write_text(text + "specter,default\n")
+    assert Speeds([older, torn], "cpu").request(planned).basis == "rough", "files of no use are passed over"
 
 
 def test_routing_statistics_of_traces_that_can_be_counted_by_hand():
