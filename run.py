@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING
 import hydra
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from omegaconf import DictConfig
 
 
@@ -52,10 +54,10 @@ def execute(composed: DictConfig) -> int:
         plan = plan_run(config, source, named_models=bool(composed.named_models))
     except UserError:
         if composed.command == "plan":
-            print("\n".join(listing.shape_lines(config)))
+            show(listing.shape_lines(config))
         raise
     if composed.command == "plan":
-        print("\n".join(listing.plan_lines(config, plan, ROOT / config.output / "records.csv")))
+        show(listing.plan_lines(config, plan, ROOT / config.output / "records.csv"))
         return 0
     check_device(plan.device)
     if config.sweep == "routing":
@@ -80,6 +82,14 @@ def execute(composed: DictConfig) -> int:
     return 0 if outcome["rows"] else 1
 
 
+def show(lines: Iterable[str]) -> None:
+    """Lines on stdout; a reader that leaves early (`| head`) is no error."""
+    try:
+        print("\n".join(lines), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: list[str]) -> int:
     """Exit code: 0, 1 when nothing could be measured, 2 for bad input (one line on stderr)."""
     from hydra.errors import HydraException
@@ -95,7 +105,7 @@ def main(arguments: list[str]) -> int:
                 from harness import listing
                 from harness.dataset_source import DatasetSource
 
-                print("\n".join(listing.catalogue_lines(DatasetSource(prompts=1, seed=0))))
+                show(listing.catalogue_lines(DatasetSource(prompts=1, seed=0)))
                 return 0
             case ["validate", folder]:
                 from harness.validate import validate

@@ -158,6 +158,12 @@ def test_list_names_everything_with_one_line_each():
     assert any(line.startswith("  vllm ") and ("make baseline-vllm" in line) is not installed for line in lines)
 
 
+def test_a_reader_of_the_plan_may_leave_early():
+    command = f"{sys.executable} {ROOT / 'run.py'} plan | true"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_a_run_ends_with_one_json_line_and_a_table_and_resumes(tmp_path):
     command = tiny_run(tmp_path)
     done = run(*command)
