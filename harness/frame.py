@@ -16,7 +16,7 @@ _DTYPES = {"text": "str", "int": "Int64", "float": "float64", "bool": "boolean"}
 
 
 def schema() -> pa.DataFrameSchema:
-    """Every column of DESIGN section 7, with type and range; a row with status ok has times and tokens."""
+    """Every column of harness/columns.py, with type and range; a row with status ok has times and tokens."""
     timed = pa.Check(
         lambda df: (df["status"] != "ok") | (df["ttft_ms"].notna() & df["throughput"].notna()),
         error="a row with status ok has no times",

@@ -1,4 +1,4 @@
-"""The engine's switches (DESIGN: each has an exactness test; `paper()` sets the published design)."""
+"""The engine's switches (each has an exactness test; `paper()` sets the published design)."""
 
 from __future__ import annotations
 

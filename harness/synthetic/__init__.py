@@ -1,4 +1,4 @@
-"""Synthetic checkpoints (`weights=synthetic`, DESIGN 6): full-size shapes, generated and calibrated weights.
+"""Synthetic checkpoints (`weights=synthetic`): full-size shapes, generated and calibrated weights.
 
 Nothing about acceptance or routing is decided at run time: it all comes out of the weights. See vocabulary.py for the
 tokens, source.py for what layers share, experts.py for the routed experts and spec.py for the knobs.

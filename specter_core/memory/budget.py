@@ -1,4 +1,4 @@
-"""From a byte budget to expert-cache slots (DESIGN 5): what is not fixed is slots, counted exactly."""
+"""From a byte budget to expert-cache slots: what is not fixed is slots, counted exactly."""
 
 from __future__ import annotations
 

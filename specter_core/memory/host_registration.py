@@ -1,4 +1,4 @@
-"""Page-locking the host store for a CUDA device: touch in parallel, then register (DESIGN 4, "The link")."""
+"""Page-locking the host store for a CUDA device: touch in parallel, then register."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The host-to-device link as the engine sees it: one software queue, demands before prefetches (DESIGN 4,
-"The link").
-"""
+"""The host-to-device link as the engine sees it: one software queue, demands before prefetches."""
 
 from __future__ import annotations
 

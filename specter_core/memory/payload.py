@@ -1,6 +1,4 @@
-"""One expert as opaque bytes: its matrices in some encoding, then a trailer that says whose they are (DESIGN 4,
-"Verification").
-"""
+"""One expert as opaque bytes: its matrices in some encoding, then a trailer that says whose they are."""
 
 from __future__ import annotations
 

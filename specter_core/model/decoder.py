@@ -1,4 +1,4 @@
-"""The shared instance: everything that draft and target have in common, held once (DESIGN 4)."""
+"""The shared instance: everything that draft and target have in common, held once."""
 
 from __future__ import annotations
 

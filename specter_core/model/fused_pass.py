@@ -1,4 +1,4 @@
-"""A decode pass of the shared instance in few launches on buffers of its own, fit for CUDA graphs (DESIGN 4, Draft)."""
+"""A decode pass of the shared instance in few launches on buffers of its own, fit for CUDA graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Linear layers whose result for a row does not depend on the other rows (DESIGN 4, Exactness).
+"""Linear layers whose result for a row does not depend on the other rows.
 
 A BLAS chooses its kernel by the number of rows, so the same row gets other bits in another company. Here
 every product runs as [16, in] x [in, out], whatever the number of rows; within such a product all rows go

@@ -1,4 +1,4 @@
-"""A prompt through the shared instance, layer by layer, in tiles made for many rows (DESIGN 4, Prefill)."""
+"""A prompt through the shared instance, layer by layer, in tiles made for many rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Layer-Aware Prefetch Planner (paper, Fig. 9; DESIGN 4, "ELB and planner"): counters in, ordered loads
-out. Host code.
-"""
+"""Layer-Aware Prefetch Planner (paper, Fig. 9): counters in, ordered loads out. Host code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""KV storage of the whole batch: one buffer per layer, a boundary per row (DESIGN 4, State)."""
+"""KV storage of the whole batch: one buffer per layer, a boundary per row."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 """Routed experts of a pass as two grouped launches over cache slots: gate+up+SwiGLU, then down.
 
 Each (row, expert) result lands in its own row of `out`, so the order in which experts arrive and how they are grouped
-into launches change no bit (DESIGN 4, Verification).
+into launches change no bit.
 """
 
 from __future__ import annotations

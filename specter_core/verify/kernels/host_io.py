@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call,untyped-decorator"
 """What passes between host and kernels through mapped memory: a pass's inputs, the router's choice, slots to compute
-from. No copy engine is involved, so nothing queues behind expert transfers (DESIGN 4, "The link").
+from. No copy engine is involved, so nothing queues behind expert transfers.
 """
 
 from __future__ import annotations
