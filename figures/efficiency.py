@@ -67,7 +67,7 @@ def caption(rows: pd.DataFrame) -> str:
     said = {"Specter, K": spans["K"], "requests per cell": spans["requests"]}
     said |= {name: ", ".join(sorted(rows[name].astype(str).unique())) for name in KEYS}
     text = "; ".join(f"{name} {value}" for name, value in said.items())
-    return text + "; LRU and Belady: demand loading with the same slots on the same passes"
+    return text + "; LRU and Belady: demand loading with the same slots on the same passes, from an empty cache"
 
 
 def _loads(axis: Axes, rows: pd.DataFrame) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from specter_core.draft.quantizing.calibration import Tokenizer as CalibrationTo
 from specter_core.draft.quantizing.calibration import load_calibration
 from specter_core.draft.quantizing.draft_writer import DraftWriter
 from specter_core.draft.quantizing.layer_loop import LayerLoop
-from specter_core.errors import UserError
+from specter_core.errors import UserError, exit_code
 from specter_core.model.checkpoint import Checkpoint
 from specter_core.model.config import ModelConfig
 from specter_core.model.decoder import Decoder
@@ -253,7 +254,7 @@ def test_bad_input_ends_in_one_line_and_code_2(
         ["--model", model, "--output", output, "--calibration", str(text), "--samples", "1000"],
     ]
     for arguments in bad:
-        assert main(arguments) == 2
+        assert exit_code(partial(main, arguments)) == 2
         captured = capsys.readouterr()
         assert captured.err.strip() and "Traceback" not in captured.err and not captured.out
 

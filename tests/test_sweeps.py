@@ -208,15 +208,15 @@ def test_a_prefix_that_no_document_has_is_skipped_with_the_reason(tmp_path):
     from harness.grid import plan_run
 
     raw = raw_config(
-        tmp_path, prefix_tokens=[16, 4096], models={"qwen2_moe_mini": catalogue.load("model", "qwen2_moe_mini")}
+        tmp_path, prefix_tokens=[16, 2000], models={"qwen2_moe_mini": catalogue.load("model", "qwen2_moe_mini")}
     )
     raw["systems"]["specter"]["module"] = "harness.systems.specter"
     found = plan_run(run_config(raw), DatasetSource(prompts=1, seed=0))
     assert {p.group.setting.prefix_tokens for p in found.groups} == {16}
     [skip] = found.skips
-    assert "prefix of 4096 tokens" in skip.what and "0 documents of >= 4096 tokens" in skip.reason
-    with pytest.raises(UserError, match="documents of >= 4096 tokens"):
-        plan_run(run_config(raw | {"prefix_tokens": [4096]}), DatasetSource(prompts=1, seed=0))
+    assert "prefix of 2000 tokens" in skip.what and "0 documents of >= 2000 tokens" in skip.reason
+    with pytest.raises(UserError, match="documents of >= 2000 tokens"):
+        plan_run(run_config(raw | {"prefix_tokens": [2000]}), DatasetSource(prompts=1, seed=0))
 
 
 def test_rows_of_a_prefix_sweep_are_no_memory_sweep_though_their_budgets_differ():
