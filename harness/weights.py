@@ -56,7 +56,8 @@ def draft_command(entry: ModelEntry) -> str:
 
 
 def model_spec(entry: ModelEntry, kind: str | None = None) -> ModelSpec:
-    """The spec of a checkpoint that is here, without a store. UserError when it is absent."""
+    """The spec of a checkpoint that is here, without a store. UserError when it is absent, or when its
+    draft is not where conf/model names it but in the subfolder that would be opened instead."""
     if (line := absent(entry, kind)) is not None:
         raise UserError(line)
     kind = kind or entry.default_weights
@@ -64,6 +65,11 @@ def model_spec(entry: ModelEntry, kind: str | None = None) -> ModelSpec:
     if kind == "synthetic" and not (path / "config.json").exists():
         return in_memory_spec(entry)
     has_draft = "draft" in entry.weights[kind] and any(draft.glob("*.safetensors"))
+    if not has_draft and "draft" in entry.weights[kind] and (path / "draft").is_dir() and draft != path / "draft":
+        raise UserError(
+            f"model={entry.name} weights={kind}: no draft in {shown(draft)}, but {shown(path / 'draft')} is there; "
+            "name that one or make another with initialization/quantize_draft.py"
+        )
     shape = entry.shape or read_shape(path)
     return ModelSpec(
         name=entry.name,

@@ -107,6 +107,10 @@ def tiny_run(out: Path, *more: str) -> list[str]:
         ("temperature=nan", "temperature=nan is no temperature"),
         ("stop_early=maybe", "stop_early=maybe is neither true nor false"),
         ("new_tokens=100000", "exceed the model's context of 2048"),
+        (
+            "models.phimoe_mini.weights.reference.draft=nowhere",
+            "no draft in nowhere, but reference/phimoe_mini",
+        ),
         ("slots=99", "99 slots per layer exceed the model's 16 experts"),
         ("systems.specter.options.evictoin=lru", "unknown option 'evictoin'"),
         ("systems.specter.options.eviction=fifo", "eviction is 'fifo', known are need, count_then_recency, lru"),
@@ -116,6 +120,7 @@ def tiny_run(out: Path, *more: str) -> list[str]:
 )
 def test_a_bad_value_is_one_line_that_names_it_and_what_would_do(typed, argument, said):
     chosen = ("model=phimoe_mini", "memory=[]") if argument.startswith(("slots", "new_tokens")) else ()
+    chosen += ("model=phimoe_mini",) if argument.startswith("models.phimoe_mini") else ()
     chosen += ("slots=3",) if argument.startswith("new_tokens") else ()
     assert said in typed(*chosen, argument)
 

@@ -16,7 +16,6 @@ from harness.systems.probe import RequestProbe
 from harness.weights_in_memory import is_in_memory, open_in_memory, open_written
 from specter_core.assembly import build_engine, fixed_parts
 from specter_core.engine import SpecterEngine
-from specter_core.errors import UserError
 from specter_core.opening import LoadedModel, open_model
 from specter_core.options import EngineOptions
 from specter_core.types import Request
@@ -136,11 +135,6 @@ def open_weights(wanted: Opened) -> LoadedModel:
     needs_draft = wanted.with_draft or wanted.encoding == "nested"
     if model.weights == "synthetic" and model.draft_path is None and needs_draft:
         return open_written(model, wanted.device, encoding=wanted.encoding)
-    if model.draft_path is None and needs_draft:
-        raise UserError(
-            f"{model.name} has no INT4 draft where conf/model names it, K > 0 needs one; make it with "
-            f"initialization/quantize_draft.py --model {model.path}"
-        )
     return open_model(
         Path(model.path),
         None if model.draft_path is None else Path(model.draft_path),
