@@ -34,8 +34,6 @@ def interpreted(group: str) -> Iterator[Any]:
     from scripts.gpu.decode_checks import Env
     from scripts.gpu.draft_ends_checks import draft_ends_checks
     from scripts.gpu.int4_checks import Case
-    from specter_core.draft.kernels.block_path import BlockExpertPath
-    from specter_core.draft.kernels.path import FusedExpertPath
     from specter_core.model.kernels.tiles import GemvTile, LinearTile
     from specter_core.verify.kernels.grouped_ffn import GroupedTile
 
@@ -61,8 +59,8 @@ def interpreted(group: str) -> Iterator[Any]:
         "routing": lambda: fusion.routing_checks(env, 10, 40, 9, 3, GemvTile(4, 64), 3),
         "gqa_row": lambda: fusion.gqa_row_checks(env, 4, 2, 24, (130, 3, 0, 63), 192),
         "gqa_row_longrope": lambda: fusion.gqa_row_checks(env, 2, 2, 16, (140, 5), 192, 135),
-        "shared_blocks": lambda: fusion.shared_checks(env, Case(128, 128, 3, 1, 2, env.dtype), 1032, BlockExpertPath),
-        "shared_rows": lambda: fusion.shared_checks(env, Case(128, 128, 2, 1, 1, env.dtype), 256, FusedExpertPath),
+        "shared": lambda: fusion.shared_checks(env, Case(128, 128, 3, 2, 3, env.dtype), 1032),
+        "shared_one_row": lambda: fusion.shared_checks(env, Case(128, 128, 2, 1, 1, env.dtype), 256),
         "draft_ends": lambda: draft_ends_checks(env, 5, 8),
         "grouped": lambda: moe.grouped_checks(env, 5, 2, 40, 24, 6, (tile, tile)),
         "grouped_many_rows": lambda: moe.grouped_checks(env, 3, 1, 32, 16, 40, (tile, tile)),
@@ -168,10 +166,8 @@ def fused_launches(empty: Callable[..., Any]) -> None:
     """What a draft step of one row draws together."""
     import torch
 
+    from specter_core.draft.int4 import Int4Matrix
     from specter_core.draft.kernels.block_path import BlockExpertPath
-    from specter_core.draft.kernels.blocks import BlockMatrix
-    from specter_core.draft.kernels.layout import GemvMatrix
-    from specter_core.draft.kernels.path import FusedExpertPath
     from specter_core.model.kernels.gemv import gemv
     from specter_core.model.kernels.gqa_row import gqa_row
     from specter_core.model.kernels.linear import NormWeights
@@ -187,11 +183,9 @@ def fused_launches(empty: Callable[..., Any]) -> None:
     def floats(*shape: int) -> Any:
         return empty(*shape, dtype=torch.float32)
 
-    def words(*shape: int) -> Any:
-        return empty(*shape, dtype=torch.int32)
-
-    def halves(*shape: int) -> Any:
-        return empty(*shape, dtype=torch.float16)
+    def codes(experts: int, n: int, k: int) -> Int4Matrix:
+        scales = empty(experts, n, k // 128, dtype=torch.float16)
+        return Int4Matrix(empty(experts, n, k // 2, dtype=torch.uint8), scales)
 
     counts, valid = empty(64, dtype=torch.int32), empty(1, dtype=torch.bool)
     ids, weights, x, normed = empty(1, 6), floats(1, 6), values(1, 2048), values(1, 2048)
@@ -203,15 +197,9 @@ def fused_launches(empty: Callable[..., Any]) -> None:
     cache, part = values(1, 513, 16, 128), Partials.allocate(1, 16, 128, 512, "meta")
     rows = RowTensors(ids[:, 0], valid, ids[:, 0], 1)
     gqa_row(values(1, 48 * 128), cache, cache, rows, tables, 0.1, 512, part, counts, values(1, 16, 128), pdl=True)
-    sizes = (2816, 2048), (2048, 1408)
-    blocks = tuple(
-        BlockMatrix(words(64, n // 16, k // 128, 256), halves(64, n // 16, k // 128, 8, 2)) for n, k in sizes
-    )
-    lines = tuple(GemvMatrix(words(64, n, k // 8), halves(64, n, k // 128)) for n, k in sizes)
-    for kind, layer in ((BlockExpertPath, blocks), (FusedExpertPath, lines)):
-        as_it_is = type("AsItIs", (kind,), {"repack": staticmethod(lambda a, b: (a, b))})
-        path = as_it_is.from_layers([layer], 2048, 1408, 6, "meta", pdl=True)
-        path.add(0, normed, ids, weights, x, SharedDown(inner, values(2048, 2816), None, x, floats(1, 2048)))
+    layer = (codes(64, 2816, 2048), codes(64, 2048, 1408))
+    path = BlockExpertPath.from_layers([layer], 2048, 1408, 6, "meta", pdl=True)
+    path.add(0, normed, ids, weights, x, SharedDown(inner, values(2048, 2816), None, x, floats(1, 2048)))
 
 
 def compiled_rest() -> list[list[Any]]:

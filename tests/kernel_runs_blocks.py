@@ -24,8 +24,7 @@ def interpreted() -> dict[str, Any]:
     """{case: [check, value, limit]s} on fresh random inputs."""
     import torch
 
-    from scripts.gpu.block_checks import check_case
-    from scripts.gpu.int4_checks import Case
+    from scripts.gpu.int4_checks import Case, check_case
     from specter_core.draft.kernels.block_configs import BlockConfig
 
     half, brain = torch.float16, torch.bfloat16
@@ -38,6 +37,7 @@ def interpreted() -> dict[str, Any]:
         "three tokens": (Case(384, 256, 6, 2, 3, brain), (one, BlockConfig(2, 8, 2))),
         "all experts each": (Case(128, 128, 2, 2, 2, half), (one, all_at_once)),
         "18 tokens": (Case(128, 256, 5, 4, 18, brain), (BlockConfig(1, 32), BlockConfig(2, 8))),
+        "64 tokens": (Case(128, 128, 2, 2, 64, half), (one, all_at_once)),
     }
     found = {name: check_case(case, *configs, device="cpu") for name, (case, configs) in cases.items()}
     found["path"] = path_checks()

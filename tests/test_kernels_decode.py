@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 GROUPS = (
     "linear", "linear_split", "linear_fp32", "gemv", "gemv_fp32", "norm", "head_linear", "gqa", "gqa_longrope",
     "gqa_interleaved", "mla", "mla_one_launch", "router", "tokens", "draft_ends",
-    "routing", "gqa_row", "gqa_row_longrope", "shared_blocks", "shared_rows",
+    "routing", "gqa_row", "gqa_row_longrope", "shared", "shared_one_row",
 )  # fmt: skip
 
 

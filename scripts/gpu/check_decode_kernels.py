@@ -161,11 +161,8 @@ def gqa_row_task(env: Any, heads: int, kv: int, switch: int | None) -> Iterator[
 def shared_task(env: Any, experts: int, top_k: int, shared: int, count: int) -> Iterator[Any]:
     from scripts.gpu.draft_fusion_checks import shared_checks
     from scripts.gpu.int4_checks import Case
-    from specter_core.draft.kernels.block_path import BlockExpertPath
-    from specter_core.draft.kernels.path import FusedExpertPath
 
-    for kind in (BlockExpertPath, FusedExpertPath):
-        yield from shared_checks(env, Case(2048, 1408, experts, top_k, count, env.dtype), shared, kind)
+    yield from shared_checks(env, Case(2048, 1408, experts, top_k, count, env.dtype), shared)
 
 
 def small_task(env: Any) -> Iterator[Any]:

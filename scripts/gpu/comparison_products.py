@@ -19,8 +19,8 @@ from scripts.gpu.marlin import DenseMarlin, MarlinMissing
 from specter_core.draft.int4 import matrix_bytes
 from specter_core.draft.kernels.block_configs import block_path_config
 from specter_core.draft.kernels.block_down import down_blocks
+from specter_core.draft.kernels.block_path import MAX_TOKENS
 from specter_core.draft.kernels.blocks import repack_to_blocks
-from specter_core.draft.kernels.two_launches import MAX_TOKENS
 
 CALL_TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
 

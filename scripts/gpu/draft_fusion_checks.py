@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from scripts.gpu.decode_checks import Check, Env, bit_mismatches, relative_error
 from scripts.gpu.decode_checks_attention import Sequences, attend, poisoned, rope_tables, rotate
 from scripts.gpu.int4_checks import Case, make_inputs
-from specter_core.draft.kernels.two_launches import TwoLaunchPath
+from specter_core.draft.kernels.block_path import BlockExpertPath
 from specter_core.model.config import RouterConfig
 from specter_core.model.kernels import gqa_row
 from specter_core.model.kernels.gemv import gemv
@@ -105,13 +104,13 @@ def gqa_row_checks(
     yield Check(f"{name}: rows with other bits alone", wrong, 0.0)
 
 
-def shared_checks(env: Env, case: Case, shared: int, kind: type[TwoLaunchPath[Any, Any]]) -> Iterator[Check]:
+def shared_checks(env: Env, case: Case, shared: int) -> Iterator[Check]:
     """Routed experts summed into the residual stream, with shared ones beside them and without."""
     gate_up, down, _, ids, weights = make_inputs(case, env.device, 3)
     x, normed = env.randn(case.tokens, case.hidden), env.randn(case.tokens, case.hidden)
     inner, w = env.randn(case.tokens, shared), env.randn(case.hidden, shared, scale=shared**-0.5)
     gate = env.randn(case.tokens, dtype=torch.float32)
-    path = kind.from_layers([(gate_up, down)], case.hidden, case.width, case.top_k, env.device)
+    path = BlockExpertPath.from_layers([(gate_up, down)], case.hidden, case.width, case.top_k, env.device)
     routed = path.forward(0, normed, ids, weights).clone()
     for name, inputs in (("alone", None), ("shared", None), ("gated", gate)):
         sums = env.poison(case.tokens, case.hidden, dtype=torch.float32)
@@ -122,4 +121,4 @@ def shared_checks(env: Env, case: Case, shared: int, kind: type[TwoLaunchPath[An
         out = x.clone()
         shared_down = SharedDown(inner, w, inputs, out, sums) if name != "alone" else None
         path.add(0, normed, ids, weights, out, shared_down)
-        yield Check(f"{kind.__name__} {name} {case}", relative_error(out, wanted), env.tolerance)
+        yield Check(f"routed and shared experts, {name} {case}", relative_error(out, wanted), env.tolerance)

@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from specter_core.draft.int4 import GROUP, Int4Matrix, dequantize, pack
-from specter_core.draft.kernels.configs import GemvConfig, GroupedConfig
-from specter_core.draft.kernels.down import down_weighted_sum
-from specter_core.draft.kernels.gate_up import gate_up_swiglu
-from specter_core.draft.kernels.layout import GemvMatrix, canonical, repack_for_gemv
-
-Config = GemvConfig | GroupedConfig
+from specter_core.draft.kernels.block_configs import BlockConfig
+from specter_core.draft.kernels.block_down import down_blocks
+from specter_core.draft.kernels.block_gate_up import gate_up_blocks
+from specter_core.draft.kernels.blocks import BlockMatrix, canonical_of_blocks, repack_to_blocks
 
 # (H, I, E, k) of the models' routed experts.
 SHAPES = {
@@ -87,33 +85,38 @@ def reference(inputs: Inputs) -> tuple[Tensor, Tensor]:
 
 
 def launch(
-    inputs: Inputs, matrices: tuple[GemvMatrix, GemvMatrix], first: Config, second: Config
+    inputs: Inputs, matrices: tuple[BlockMatrix, BlockMatrix], first: BlockConfig, second: BlockConfig
 ) -> tuple[Tensor, Tensor]:
-    """Both kernels into poisoned outputs: act [T*k, I], out [T, H]."""
+    """Both kernels into poisoned outputs: act float16 [T*k, I], out float32 [T, H]."""
     tokens, choices = inputs.ids.shape
-    width, hidden = matrices[1].words.shape[2] * 8, matrices[1].words.shape[1]
-    act = torch.full((tokens * choices, width), math.nan, device=inputs.x.device)
+    hidden, width = inputs.down.codes.shape[1], inputs.down.codes.shape[2] * 2
+    act = torch.full((tokens * choices, width), math.nan, dtype=torch.float16, device=inputs.x.device)
     out = torch.full((tokens, hidden), math.nan, device=inputs.x.device)
-    gate_up_swiglu(inputs.x, inputs.ids, matrices[0], act, first)
-    down_weighted_sum(act, inputs.ids, inputs.weights, matrices[1], out, second)
+    gate_up_blocks(inputs.x, inputs.ids, matrices[0], act, first)
+    down_blocks(act, inputs.ids, inputs.weights, matrices[1], out, second)
     return act, out
 
 
-def check_case(case: Case, first: Config, second: Config, device: str, seed: int = 0) -> list[list[float | str]]:
+def check_case(
+    case: Case, first: BlockConfig, second: BlockConfig, device: str, seed: int = 0
+) -> list[list[float | str]]:
     """[name, value, limit] per check; a check holds when value ≤ limit (nan never does)."""
     inputs = make_inputs(case, device, seed)
-    matrices = repack_for_gemv(inputs.gate_up), repack_for_gemv(inputs.down)
+    matrices = repack_to_blocks(inputs.gate_up, halves=True), repack_to_blocks(inputs.down)
     act, out = launch(inputs, matrices, first, second)
-    wanted_act, wanted = reference(inputs)
     again = launch(inputs, matrices, first, second)
+    last = Inputs(*inputs[:2], *(part[-1:] for part in inputs[2:]))
+    alone = launch(last, matrices, first, second)
+    wanted_act, wanted = reference(inputs)
     limit = LIMITS[case.dtype]
     repacked = sum(
-        float((canonical(kernel).codes != codes.codes).sum())
-        for kernel, codes in zip(matrices, (inputs.gate_up, inputs.down), strict=True)
+        float((canonical_of_blocks(blocks, halves).codes != matrix.codes).sum())
+        for blocks, matrix, halves in zip(matrices, (inputs.gate_up, inputs.down), (True, False), strict=True)
     )
     return [
         ["repacking inverted", repacked, 0.0],
         ["act", float((act.double() - wanted_act).norm() / wanted_act.norm()), limit],
         ["out", float((out.double() - wanted).norm() / wanted.norm()), limit],
         ["same bits again", float((act != again[0]).sum() + (out != again[1]).sum()), 0.0],
+        ["same bits alone", float((act[-case.top_k :] != alone[0]).sum() + (out[-1:] != alone[1]).sum()), 0.0],
     ]

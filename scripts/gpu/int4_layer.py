@@ -5,7 +5,7 @@ ahead where there is no GPU.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
@@ -19,10 +19,6 @@ from specter_core.draft.kernels.block_configs import BlockConfig
 from specter_core.draft.kernels.block_down import down_blocks
 from specter_core.draft.kernels.block_gate_up import gate_up_blocks
 from specter_core.draft.kernels.blocks import BlockMatrix, repack_to_blocks
-from specter_core.draft.kernels.configs import path_config
-from specter_core.draft.kernels.down import down_weighted_sum
-from specter_core.draft.kernels.gate_up import gate_up_swiglu
-from specter_core.draft.kernels.layout import repack_for_gemv
 
 LAUNCHES = 48
 STAGES = ("gate_up", "down")
@@ -49,9 +45,7 @@ class Layer:
         self.matrices = repack_to_blocks(inputs.gate_up, halves=True), repack_to_blocks(inputs.down)
         self.x, self.weights = inputs.x, inputs.weights
         self.ids = [ids.to(device) for ids in rotation(experts, top_k, tokens)]
-        self.by_rows = repack_for_gemv(inputs.gate_up), repack_for_gemv(inputs.down)
         self.act = torch.zeros(tokens * top_k, width, dtype=torch.float16, device=device)
-        self.wide_act = torch.zeros(tokens * top_k, width, device=device)
         self.out = torch.zeros(tokens, hidden, device=device)
         self.distinct = sum(len(set(ids.flatten().tolist())) for ids in self.ids) / len(self.ids)
 
@@ -67,32 +61,13 @@ class Layer:
         else:
             down_blocks(self.act, ids, self.weights, self.matrices[1], self.out, config, pdl)
 
-    def row_layout_us(self, pdl: bool) -> float:
-        """Microseconds of both launches in the layout that nested experts read."""
-        case = self.case
-        config = path_config(case.hidden, case.width, case.top_k)
-
-        def turn(ids: Tensor) -> None:
-            gate_up_swiglu(self.x, ids, self.by_rows[0], self.wide_act, config.gate_up, pdl)
-            down_weighted_sum(self.wide_act, ids, self.weights, self.by_rows[1], self.out, config.down, pdl)
-
-        return self.turns_us(turn)
-
     def time_us(self, stages: Sequence[tuple[str, BlockConfig]], pdl: bool = False) -> float:
         """Microseconds of one turn through the stages' launches, many turns in one graph."""
 
-        def turn(ids: Tensor) -> None:
-            for stage, config in stages:
-                self.launch(stage, ids, config, pdl)
-
-        return self.turns_us(turn)
-
-    def turns_us(self, turn: Callable[[Tensor], None]) -> float:
-        """Microseconds of one turn, many turns in one graph."""
-
         def turns() -> None:
             for ids in self.ids:
-                turn(ids)
+                for stage, config in stages:
+                    self.launch(stage, ids, config, pdl)
 
         turns()
         torch.cuda.synchronize()

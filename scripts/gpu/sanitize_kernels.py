@@ -25,7 +25,7 @@ from scripts.gpu import decode_checks_moe as moe
 from scripts.gpu import nested_checks as nested
 from scripts.gpu import prefill_checks as prefill
 from scripts.gpu.int4_checks import Case, check_case
-from specter_core.draft.kernels.configs import GemvConfig, GroupedConfig
+from specter_core.draft.kernels.block_configs import BlockConfig
 from specter_core.model.kernels import elementwise
 from specter_core.model.kernels.tiles import GemvTile, LinearTile
 from specter_core.verify.kernels.grouped_ffn import GroupedTile
@@ -38,14 +38,14 @@ def parts(env: checks.Env) -> dict[str, Callable[[], Found]]:
     few, many = attention.Sequences((3, 70), 3, (3, 2)), attention.Sequences((500,), 5, (5,))
     tile, wide = GroupedTile(16, 16, 32), GroupedTile(64, 32, 64)
     half = env.dtype
-    one, grouped = GemvConfig(32, 1), GroupedConfig(64)
+    ragged, split = BlockConfig(4, 4, 1), BlockConfig(2, 16)
     return {
         "grouped": lambda: moe.grouped_checks(env, 5, 2, 40, 24, 6, (tile, tile)),
         "gemv": lambda: linear.gemv_checks(env, 10, 40, 5, GemvTile(4, 64), (1, 3)),
         "mla": lambda: attention.mla_checks(env, 4, 24, 8, 40, 24, few, 192, (1, 2)),
         "gqa": lambda: attention.gqa_checks(env, 4, 2, 24, few, 192),
-        "int4, one token": lambda: int4(Case(256, 128, 5, 3, 1, half), one),
-        "int4, grouped": lambda: int4(Case(128, 256, 5, 4, 18, half), grouped),
+        "int4, one token": lambda: int4(Case(256, 128, 5, 3, 1, half), ragged),
+        "int4, 18 tokens": lambda: int4(Case(128, 384, 5, 4, 18, half), split),
         "router": lambda: moe.router_checks(env, 13, 3, 7),
         "tokens": lambda: moe.token_checks(env, 2100, 40, 3),
         "linear": lambda: linear.linear_checks(env, 40, 72, LinearTile(16, 16, 32), (1, 18)),
@@ -63,7 +63,7 @@ def parts(env: checks.Env) -> dict[str, Callable[[], Found]]:
     }
 
 
-def int4(case: Case, config: GemvConfig | GroupedConfig) -> Found:
+def int4(case: Case, config: BlockConfig) -> Found:
     for name, value, limit in check_case(case, config, config, device="cuda"):
         yield checks.Check(str(name), float(value), float(limit))
 

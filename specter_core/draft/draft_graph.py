@@ -10,7 +10,7 @@ from torch import Tensor
 from specter_core.device_runtime import DeviceRuntime
 from specter_core.draft.draft_pass import DraftPass
 from specter_core.draft.kernels.advance import Stopping, advance, begin_window
-from specter_core.draft.kernels.two_launches import TwoLaunchPath
+from specter_core.draft.kernels.block_path import BlockExpertPath
 from specter_core.draft.stopping import SHARPNESS
 from specter_core.memory.native import library
 from specter_core.model.decoder import Decoder
@@ -79,7 +79,7 @@ class _Step:
                 step.dense(index)
                 continue
             step.route(index, counters[layer.moe_index])
-            if step.alone and isinstance(owner.experts, TwoLaunchPath):
+            if step.alone and isinstance(owner.experts, BlockExpertPath):
                 shared = step.shared_down(index)
                 owner.experts.add(layer.moe_index, step.normed, step.ids, step.weights, step.x, shared)
                 continue
