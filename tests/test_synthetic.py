@@ -24,7 +24,7 @@ from harness.synthetic import (
 from harness.synthetic.vocabulary import basis, embedding, ring, walk
 from specter_core.assembly import build_engine
 from specter_core.draft.int4 import dequantize
-from specter_core.errors import UserError, WrongExpertError
+from specter_core.errors import UserError, WrongExpertError, exit_code
 from specter_core.model.families import family_named
 from specter_core.opening import open_model
 from specter_core.options import EngineOptions
@@ -222,8 +222,8 @@ def test_the_search_for_router_shares_ends_near_the_published_coverage(tmp_path)
 
 
 def test_the_commands_refuse_what_they_cannot_do_in_one_line(writer, tmp_path, capsys):
-    assert writer.main(["model=gpt5", "--output", str(tmp_path / "x")]) == 2
+    assert exit_code(lambda: writer.main(["model=gpt5", "--output", str(tmp_path / "x")])) == 2
     assert capsys.readouterr().err.startswith("error: model 'gpt5' has no synthetic shape")
     if not torch.cuda.is_available():
-        assert script("calibrate_synthetic").main(["--stage", "gains"]) == 2
+        assert exit_code(lambda: script("calibrate_synthetic").main(["--stage", "gains"])) == 2
         assert "use --small" in capsys.readouterr().err
