@@ -65,7 +65,11 @@ def _records(name: str, draw: Callable[[pd.DataFrame], Figure], sweep: str, free
     def plan(found: results.Results) -> list[Drawing]:
         rows = gather(found, sweep)
         blocks = sweeps.settings(rows, free) if len(rows) else iter(())
-        return [Drawing(name + suffix, lambda block=block: draw(block)) for suffix, block in blocks]
+        return [
+            Drawing(name + suffix, lambda block=block: draw(block))
+            for suffix, block in blocks
+            if sweep == "main" or len(sweeps.SWEEPS[sweep](block))  # one setting alone may be no sweep any more
+        ]
 
     return plan
 

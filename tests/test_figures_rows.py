@@ -115,6 +115,16 @@ def test_a_system_measured_at_several_batch_sizes_beside_a_main_run_stands_in_bo
     assert set(redraw.gather(found, "batch")["B"]) == {1, 4}
 
 
+def test_batches_with_other_lengths_than_the_single_requests_beside_them_are_drawn_alone(tmp_path):
+    rows = [r for r in main_rows() if r["model"] == "phi35_moe" and r["system"] == "vllm"]
+    batched = [r | {"B": b, "new_tokens": 32, "config_hash": f"{r['config_hash']}{b}"} for r in rows for b in (4, 8)]
+    write_records(tmp_path / "serving", rows + batched)
+    plan, _ = redraw.FIGURES["fig15_batch"]
+    (drawing,) = plan(results.read(tmp_path))
+    assert drawing.name == "fig15_batch-new_tokens32"
+    assert [t.get_text() for t in drawing.draw().axes[-1].get_xticklabels()] == ["4", "8"]
+
+
 def budget_folders(folder):
     """A main run, llama.cpp beside it with other lengths, and a sweep of two systems over budgets."""
     rows = [r for r in main_rows() if r["model"] == "phi35_moe"]
