@@ -1,8 +1,9 @@
-"""`LayerPass` by definition: every slot is an object and every choice looks at all of them. Slow, and easy to check."""
+"""`LayerPass` by definition: every slot is an object and every choice looks at all of them. What an expert is and when
+its turn comes is read off the cache and the plan so far, not kept in queues. Slow, and easy to check.
+"""
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -38,47 +39,77 @@ class PlainLayerPass:
         self._hit_first = hit_first
         self._lookahead = lookahead
         self._ops: list[Op] = []
-        order = self._compute_order(cache, worth)
+        self._source = {e: self._found(cache, e) for e in needs.rows}
+        order = sorted(needs.rows, key=lambda e: self._place(cache, worth, e))
         self._done = frozenset(needs.done)
         self._value = {e: worth(e, needs.rows[e], cache.clock + 1 + i) for i, e in enumerate(order)}
         self._slot_of: dict[int, _Slot] = {}  # needed experts that are resident, loading or being copied
-        self._source = self._sources()
         self._slots = self._survey(cache, worth)
         self._own = [s for s in self._slots if not s.staging]
         self._staging = [s for s in self._slots if s.staging]
         self._keep = self._worth_keeping(len(cache.layer_slots(needs.layer)))
-        self._pending = [e for e in order if e in needs.absent]
-        absent = frozenset(needs.absent) if hit_first else frozenset()
-        self._queue = [e for e in order if e not in self._done and e not in absent]  # to compute, in this order
-        self._outstanding = len(needs.loading)  # loads whose expert is not computed yet
+        self._order = order
+        self._left = set(needs.rows) - self._done  # not computed yet
+        self._copied: list[int] = []
 
     def walk(self) -> Iterator[Op]:
-        """The ops, planned as they are asked for: the first copies are known long before the last. Call once."""
-        while self._queue or self._pending:
-            self._place_pending()
-            if not self._hit_first and self._queue[0] not in self._slot_of:
-                self._make_room_for(self._queue[0])
-            self._compute(self._queue.pop(0))
-            yield from self._ops
-            self._ops.clear()
+        """The whole list, made before the first op is looked at."""
+        while self._left:
+            self._fill()
+            expert = self._next()
+            if expert not in self._slot_of:
+                self._make_room_for(expert)
+            self._compute(expert)
+        return iter(self._ops)
 
-    def _sources(self) -> dict[int, Source]:
-        needs = self._needs
-        hits = dict.fromkeys(needs.hits, Source.HIT)
-        absent = {e: Source.LATE if e in needs.late else Source.MISS for e in needs.absent}
-        return {**hits, **dict.fromkeys(needs.loading, Source.LATE), **absent}
+    def _found(self, cache: CacheView, expert: int) -> Source:
+        """What the router's choice found in the cache."""
+        slot = cache.lookup(ExpertKey(self._needs.layer, expert))
+        if expert in self._needs.done:
+            return Source.HIT
+        if slot is None:
+            return Source.LATE if expert in self._needs.late else Source.MISS
+        return Source.LATE if cache.state(slot) is SlotState.LOADING else Source.HIT
 
-    def _compute_order(self, cache: CacheView, worth: Worth) -> list[int]:
-        """Hits, then loads under way as they arrive, then the absent; least valuable first, for their slots
-        go first.
-        """
-        needs = self._needs
+    def _place(self, cache: CacheView, worth: Worth, expert: int) -> tuple[object, ...]:
+        """Sorts experts by when they are computed if every load arrives in time: what is done, the resident, what is on
+        its way as it arrives, the absent; the least valuable first, whose slots are the next to be overwritten."""
         if not self._hit_first:
-            return sorted(needs.rows)
-        hits = [e for e in needs.hits if e in needs.slot_of]
-        hits.sort(key=lambda e: (worth(e, needs.rows[e], cache.recency(needs.slot_of[e])), e))
-        absent = sorted(needs.absent, key=lambda e: (worth(e, needs.rows[e], 0), e))
-        return [*needs.done, *hits, *needs.loading, *absent]
+            return (expert,)
+        slot = cache.lookup(ExpertKey(self._needs.layer, expert))
+        if expert in self._needs.done:
+            return (0, expert)
+        if slot is None:
+            return (3, worth(expert, self._needs.rows[expert], 0), expert)
+        if cache.state(slot) is SlotState.LOADING:
+            return (2, self._needs.loading.index(expert))
+        return (1, worth(expert, self._needs.rows[expert], cache.recency(slot)), expert)
+
+    def _next(self) -> int:
+        """Whose turn it is: with hit_first, what was there when the router spoke in the order of places, and then the
+        copies one after another; else the least id."""
+        if not self._hit_first:
+            return min(self._left)
+        there = [e for e in self._order if e in self._slot_of and e not in self._copied]
+        return next(e for e in [*there, *self._copied] if e in self._left)
+
+    def _missing(self) -> list[int]:
+        """Those without a slot, in the order in which they ask for one."""
+        return [e for e in self._order if e in self._left and e not in self._slot_of]
+
+    def _outstanding(self) -> int:
+        """Loads whose expert is not computed yet."""
+        return sum(self._source[e] is not Source.HIT for e in self._left if e in self._slot_of)
+
+    def _fill(self) -> None:
+        """Whoever asks first and is given a slot has it, until no one is; without hit_first only the first may ask."""
+        asking = self._missing()
+        while asking:
+            served = [(e, slot) for e in asking if (slot := self._choose(e)) is not None]
+            if not served or (not self._hit_first and served[0][0] != asking[0]):
+                return
+            self._copy(*served[0])
+            asking = self._missing()
 
     def _survey(self, cache: CacheView, worth: Worth) -> list[_Slot]:
         layer, slots = self._needs.layer, []
@@ -105,36 +136,21 @@ class PlainLayerPass:
         worth = {**unneeded, **self._value}
         return frozenset(sorted(worth, key=lambda e: worth[e], reverse=True)[:slots])
 
-    def _place_pending(self) -> None:
-        """Give slots to missing experts as long as one can be placed; in ascending order without hit_first."""
-        placed = True
-        while placed and self._pending:
-            placed = False
-            refused: set[bool] = set()  # what holds for one expert (not) worth keeping holds for all of them
-            for expert in self._pending if self._hit_first else self._pending[:1]:
-                kept = expert in self._keep
-                slot = None if kept in refused else self._choose(kept)
-                if slot is not None:
-                    self._copy(expert, slot)
-                    placed = True
-                    break
-                refused.add(kept)
-                if len(refused) == 2:
-                    break
-
-    def _choose(self, kept: bool) -> _Slot | None:
-        """Slot for a missing expert (one worth keeping or not) now, or None when it is better to wait for a Release."""
-        own = self._own
+    def _choose(self, expert: int) -> _Slot | None:
+        """Slot for a missing expert now, or None when it is better to wait for a Release."""
+        own, kept = self._own, expert in self._keep
         spare = [s for s in own if s.available and s.expert not in self._keep]
         if self._staging and not kept:
             staging = [s for s in self._staging if s.available]
             return min(staging or spare, key=lambda s: s.rank, default=None)
         if spare:
             return min(spare, key=lambda s: s.rank)
-        next_is_hit = bool(self._queue) and self._source[self._queue[0]] is Source.HIT
+        due = [e for e in self._left if e in self._slot_of]
+        due = due if self._hit_first else [min(self._left)]
+        next_is_hit = bool(due) and self._source[self._next()] is Source.HIT
         awaited = any(not (s.available or s.arriving or s.expert in self._keep) for s in own)
         arriving = [s for s in own if s.arriving]
-        if self._outstanding >= self._lookahead or (next_is_hit and (awaited or arriving)):
+        if self._outstanding() >= self._lookahead or (next_is_hit and (awaited or arriving)):
             return None
         if awaited and kept:
             return None
@@ -145,7 +161,6 @@ class PlainLayerPass:
         """Without hit_first, its turn has come and all slots wait for higher ids: the highest is loaded
         again later.
         """
-        assert self._pending[0] == expert, (expert, self._pending)
         free = [s for s in self._slots if s.available or s.arriving]
         slot = min(free, key=lambda s: s.rank, default=None)
         if slot is None:
@@ -169,9 +184,7 @@ class PlainLayerPass:
     def _give_up(self, expert: int, slot: _Slot) -> None:
         del self._slot_of[expert]
         self.protects.remove(slot.slot)
-        self._outstanding -= self._source[expert] is not Source.HIT
         self._source[expert] = Source.MISS
-        insort(self._pending, expert)
 
     def _copy(self, expert: int, slot: _Slot) -> None:
         self._ops.append(WaitSlotFree(slot.slot))
@@ -179,10 +192,7 @@ class PlainLayerPass:
         slot.expert, slot.value = expert, self._value[expert]
         slot.available = slot.arriving = False
         self._slot_of[expert] = slot
-        self._pending.remove(expert)
-        if self._hit_first:
-            self._queue.append(expert)
-        self._outstanding += 1
+        self._copied.append(expert)
 
     def _compute(self, expert: int) -> None:
         slot, source = self._slot_of[expert], self._source[expert]
@@ -191,6 +201,6 @@ class PlainLayerPass:
             self._adopt(slot)
         self._ops.append(Release(slot.slot))
         slot.available = True
-        self._outstanding -= source is not Source.HIT
+        self._left.remove(expert)
         if slot.staging:
             slot.expert, slot.value = None, ()
