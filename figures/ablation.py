@@ -105,4 +105,4 @@ def variant_label(variant: str) -> str:
 if __name__ == "__main__":
     from figures.io import main
 
-    main(figure, NAME, free=FREE)
+    raise SystemExit(main(figure, NAME, free=FREE))

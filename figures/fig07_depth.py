@@ -116,4 +116,4 @@ def _panel(axis: Axes, panel: pd.DataFrame, chosen: int) -> None:
 if __name__ == "__main__":
     from figures.io import main
 
-    main(figure, NAME, free=FREE)
+    raise SystemExit(main(figure, NAME, free=FREE))

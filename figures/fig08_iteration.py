@@ -80,4 +80,4 @@ def _draw(table: pd.DataFrame) -> Figure:
 
 
 if __name__ == "__main__":
-    traces.main(figure, NAME)
+    raise SystemExit(traces.main(figure, NAME))

@@ -102,4 +102,4 @@ def _legend(fig: Figure, stalls: bool) -> None:
 
 
 if __name__ == "__main__":
-    traces.main(figure, NAME)
+    raise SystemExit(traces.main(figure, NAME))

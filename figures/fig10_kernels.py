@@ -90,4 +90,4 @@ def _title(own: pd.DataFrame, shape: str) -> str:
 
 
 if __name__ == "__main__":
-    kernels.main(figure, NAME, needed)
+    raise SystemExit(kernels.main(figure, NAME, needed))

@@ -115,4 +115,4 @@ def _launches(rows: pd.DataFrame, names: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    kernels.main(figure, NAME, needed)
+    raise SystemExit(kernels.main(figure, NAME, needed))

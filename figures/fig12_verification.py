@@ -89,4 +89,4 @@ def _panel(axis: Axes, own: pd.DataFrame, title: str, whole_ms: float) -> None:
 
 
 if __name__ == "__main__":
-    traces.main(figure, NAME, ORDERS)
+    raise SystemExit(traces.main(figure, NAME, ORDERS))

@@ -107,21 +107,24 @@ def _divergence(fig: Figure, axis: Axes, rows: pd.DataFrame) -> None:
     bar.ax.tick_params(labelsize=6.5)
 
 
-def main() -> None:
+def main() -> int:
     import argparse
     from pathlib import Path
 
-    from figures.io import save
+    from figures.io import exit_code, show
 
     parser = argparse.ArgumentParser(prog=f"python -m figures.{NAME}")
     parser.add_argument("--routing", type=Path, required=True, help="routing.csv")
     parser.add_argument("--out", type=Path, required=True, help="folder for PNG and PDF")
     options = parser.parse_args()
-    if not options.routing.exists():
-        raise SystemExit(f"error: {options.routing} does not exist; python run.py sweep=routing writes it")
-    for path in save(figure(pd.read_csv(options.routing)), options.out, NAME):
-        print(path)
+
+    def body() -> int:
+        if not options.routing.exists():
+            raise SystemExit(f"error: {options.routing} does not exist; python run.py sweep=routing writes it")
+        return show(figure(pd.read_csv(options.routing)), options.out, NAME)
+
+    return exit_code(body)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -130,4 +130,4 @@ def _note(
 if __name__ == "__main__":
     from figures.io import main
 
-    main(figure, NAME)
+    raise SystemExit(main(figure, NAME))

@@ -42,4 +42,4 @@ def _stated(axis: Axes, panel: pd.DataFrame, metric: str) -> None:
 if __name__ == "__main__":
     from figures.io import main
 
-    main(figure, NAME, free=FREE)
+    raise SystemExit(main(figure, NAME, free=FREE))

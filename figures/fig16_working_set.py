@@ -69,4 +69,4 @@ def _draw(rows: pd.DataFrame) -> Figure:
 if __name__ == "__main__":
     from figures.io import main
 
-    main(figure, NAME, free=FREE)
+    raise SystemExit(main(figure, NAME, free=FREE))

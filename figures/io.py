@@ -75,20 +75,30 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
     return paths
 
 
+def show(figure: Figure, folder: Path, name: str) -> int:
+    """`save`, and the paths on stdout; exit code 0."""
+    for path in save(figure, folder, name):
+        print(path)
+    return 0
+
+
 def main(
     draw: Callable[[pd.DataFrame], Figure],
     name: str,
     arguments: Sequence[str] | None = None,
     *,
     free: Sequence[str] = (),
-) -> None:
-    """The command line of every figure module that draws records. free: columns that may vary."""
+) -> int:
+    """The command line of every figure module that draws records; its exit code. free: columns that may vary."""
     parser = argparse.ArgumentParser(prog=f"python -m figures.{name}")
     parser.add_argument("--records", type=Path, default=Path("outputs/main-run/records.csv"))
     parser.add_argument("--out", type=Path, default=Path("outputs/main-run/figures"), help="folder for PNG and PDF")
     parser.add_argument("--where", action="append", default=[], metavar="COLUMN=VALUE")
     options = parser.parse_args(arguments)
-    rows = read_records(options.records, options.where)
-    check_one_workload(rows, free)
-    for path in save(draw(rows), options.out, name):
-        print(path)
+
+    def body() -> int:
+        rows = read_records(options.records, options.where)
+        check_one_workload(rows, free)
+        return show(draw(rows), options.out, name)
+
+    return exit_code(body)

@@ -51,19 +51,23 @@ def spread(rows: pd.DataFrame) -> pd.DataFrame:
 
 def main(
     draw: Callable[[pd.DataFrame], Figure], name: str, needed: Callable[[pd.DataFrame], pd.DataFrame] | None = None
-) -> None:
+) -> int:
+    """The command line of a figure of kernels; its exit code."""
     import argparse
 
-    from figures.io import save
+    from figures.io import exit_code, show
 
     parser = argparse.ArgumentParser(prog=f"python -m figures.{name}")
     parser.add_argument("--kernels", type=Path, required=True, help="kernels.csv")
     parser.add_argument("--out", type=Path, required=True, help="folder for PNG and PDF")
     options = parser.parse_args()
-    if not options.kernels.exists():
-        raise SystemExit(f"error: {options.kernels} does not exist; a kernel bench writes it")
-    rows = pd.read_csv(options.kernels)
-    if needed is not None and needed(rows).empty:
-        raise SystemExit(f"error: {options.kernels} has no timed row for {name}; its column reason says why")
-    for path in save(draw(rows), options.out, name):
-        print(path)
+
+    def body() -> int:
+        if not options.kernels.exists():
+            raise SystemExit(f"error: {options.kernels} does not exist; a kernel bench writes it")
+        rows = pd.read_csv(options.kernels)
+        if needed is not None and needed(rows).empty:
+            raise SystemExit(f"error: {options.kernels} has no timed row for {name}; its column reason says why")
+        return show(draw(rows), options.out, name)
+
+    return exit_code(body)

@@ -75,4 +75,4 @@ def _datasets(drawn: pd.DataFrame) -> list[str]:
 if __name__ == "__main__":
     from figures.io import main
 
-    main(figure, NAME, free=FREE)
+    raise SystemExit(main(figure, NAME, free=FREE))

@@ -27,4 +27,4 @@ def figure(rows: pd.DataFrame) -> Figure:
 if __name__ == "__main__":
     from figures.io import main
 
-    main(figure, NAME, free=FREE)
+    raise SystemExit(main(figure, NAME, free=FREE))

@@ -135,18 +135,23 @@ def size(number: float) -> str:
     return f"{number / 1024:.4g} KiB"
 
 
-def main() -> None:
+def main() -> int:
     import argparse
 
-    from figures.io import save
+    from figures.io import exit_code, show
 
     parser = argparse.ArgumentParser(prog=f"python -m figures.{NAME}")
     parser.add_argument("--models", type=Path, default=Path("conf/model"))
     parser.add_argument("--out", type=Path, required=True, help="folder for PNG and PDF")
     options = parser.parse_args()
-    for path in save(figure(models(options.models)), options.out, NAME):
-        print(path)
+
+    def body() -> int:
+        if not any(options.models.glob("*.yaml")):
+            raise SystemExit(f"error: {options.models} holds no YAML file of a model; give conf/model")
+        return show(figure(models(options.models)), options.out, NAME)
+
+    return exit_code(body)
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

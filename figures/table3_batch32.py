@@ -62,4 +62,4 @@ def _best(found: pd.DataFrame) -> set[tuple[int, int]]:
 if __name__ == "__main__":
     from figures.io import main
 
-    main(figure, NAME, free=FREE)
+    raise SystemExit(main(figure, NAME, free=FREE))

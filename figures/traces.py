@@ -125,18 +125,21 @@ def on_cpu(table: pd.DataFrame) -> bool:
     return table.attrs.get("device", "cpu") == "cpu"
 
 
-def main(draw: Callable[..., Figure], name: str, orders: Sequence[str] = ("expertwise",)) -> None:
-    """The command line of a trace figure."""
+def main(draw: Callable[..., Figure], name: str, orders: Sequence[str] = ("expertwise",)) -> int:
+    """The command line of a trace figure; its exit code."""
     import argparse
 
-    from figures.io import save
+    from figures.io import exit_code, show
 
     parser = argparse.ArgumentParser(prog=f"python -m figures.{name}")
     parser.add_argument("--traces", type=Path, required=True, help="folder with expertwise.json and tokenwise.json")
     parser.add_argument("--out", type=Path, required=True, help="folder for PNG and PDF")
     options = parser.parse_args()
-    for order in orders:
-        if not (options.traces / f"{order}.json").exists():
-            raise SystemExit(f"error: {options.traces} holds no {order}.json; run python -m scripts.record_traces")
-    for path in save(draw(*(events(options.traces / f"{o}.json") for o in orders)), options.out, name):
-        print(path)
+
+    def body() -> int:
+        for order in orders:
+            if not (options.traces / f"{order}.json").exists():
+                raise SystemExit(f"error: {options.traces} holds no {order}.json; run python -m scripts.record_traces")
+        return show(draw(*(events(options.traces / f"{o}.json") for o in orders)), options.out, name)
+
+    return exit_code(body)

@@ -64,6 +64,8 @@ def _check(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and not 0 < value < math.inf:
             raise UserError(f"--{name.replace('_', '-')} {value} is no size or rate; give a number above 0")
+    if args.seed < 0:
+        raise UserError(f"--seed {args.seed} is below 0; give 0 or more")
     if args.trace is not None and not args.trace.parent.is_dir():
         raise UserError(f"--trace {args.trace}: folder {args.trace.parent} does not exist; make it or name another")
 
@@ -76,7 +78,11 @@ def _generate(args: argparse.Namespace) -> int:
     context = len(prompt) + max(args.max_new_tokens, 1)
     options = EngineOptions(depth=args.depth, context_tokens=max(context, 2))
     options = options.paper() if args.variant == "paper" else options
-    args.encoding = _encoding(args)
+    config = ModelConfig.from_file(args.model / "config.json")
+    experts = config.num_experts
+    if args.slots is not None and args.slots > experts:
+        raise UserError(f"--slots {args.slots} exceed the model's {experts} experts per layer; give 1 … {experts}")
+    args.encoding = _encoding(args, config)
     trace = Trace(enabled=args.trace is not None)
     rate = None if args.link_gb_s is None else args.link_gb_s * 1e9
     pins = None if args.pin_limit_gb is None else PinLimit(round(args.pin_limit_gb * 1e9))
@@ -87,7 +93,7 @@ def _generate(args: argparse.Namespace) -> int:
         codec.check_context(context, model.decoder.config.max_positions)
         budget = None if args.budget_gb is None else round(args.budget_gb * 1e9)
         if args.slots is None and budget is None:
-            args.slots = max(1, model.decoder.config.num_experts // 4)
+            args.slots = max(1, experts // 4)
         with build_engine(
             model, options, slots_per_layer=args.slots, budget_bytes=budget, rate_bytes_per_s=rate, trace=trace
         ) as engine:
@@ -104,8 +110,8 @@ def _generate(args: argparse.Namespace) -> int:
     return 0
 
 
-def _encoding(args: argparse.Namespace) -> str:
-    dtype = str(ModelConfig.from_file(args.model / "config.json").dtype).removeprefix("torch.")
+def _encoding(args: argparse.Namespace, config: ModelConfig) -> str:
+    dtype = str(config.dtype).removeprefix("torch.")
     with_draft = args.depth > 0 and (args.draft or args.model / "draft").is_dir()
     return resolve_encoding(args.encoding, device=args.device, dtype=dtype, with_draft=with_draft, variant=args.variant)
 

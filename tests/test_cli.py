@@ -56,6 +56,8 @@ def test_budget_gives_slots() -> None:
         (("--model", str(MODEL), "--prompt", ""), ("0 tokens", "at least 1")),
         (("--model", str(MODEL), "--prompt", "a", "--depth", "-1"), ("depth is -1", "the least is 0")),
         (("--model", str(MODEL), "--prompt", "a", "--slots", "0"), ("got 0", "1 … 16")),
+        (("--model", str(MODEL), "--prompt", "a", "--slots", "99"), ("--slots 99", "16 experts", "1 … 16")),
+        (("--model", str(MODEL), "--prompt", "a", "--seed", "-1"), ("--seed -1", "0 or more")),
         (
             ("--model", str(MODEL), "--prompt", "a", "--budget-gb", "0.003"),
             ("cannot hold one slot per layer", "at least"),

@@ -51,6 +51,23 @@ def test_the_figures_command_line_ends_like_the_others(capsys):
     assert io.exit_code(lambda: 0) == 0
 
 
+@pytest.mark.parametrize(
+    ("figure", "option"),
+    [
+        ("fig14_tpot", "--records"),
+        ("fig12_verification", "--traces"),
+        ("fig10_kernels", "--kernels"),
+        ("fig13_routing", "--routing"),
+        ("table2_models", "--models"),
+    ],
+)
+def test_a_single_figure_ends_like_all_of_them(figure, option, tmp_path):
+    asked = [sys.executable, "-m", f"figures.{figure}", option, "nowhere", "--out", str(tmp_path)]
+    done = subprocess.run(asked, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2 and done.stdout == "", done.stderr
+    assert done.stderr.startswith("error: nowhere") and done.stderr.count("\n") == 1, done.stderr
+
+
 @pytest.mark.parametrize("command", ["figures", "harness.claims", "harness.report", "harness.aims", "harness.closing"])
 def test_a_results_folder_that_is_not_there_is_one_line(command, tmp_path):
     folder = ["nowhere"] if command in ("harness.aims", "harness.closing") else ["--results", "nowhere"]
