@@ -10,7 +10,8 @@ DIR/**/timings.csv   one row per timed command           TIMINGS
 DIR/**/efficiency.csv, prefetch_by_horizon.csv, prefetch_by_layer.csv   one row per cell   harness/efficiency.py
 DIR/**/traces/*.json Chrome traces (scripts/record_traces.py)
 
-Columns beyond those named are kept and ignored; a table without `device` has that of the environment.json beside it.
+Columns beyond those named are kept and ignored; tables have a column `folder`, where their rows are from; one without
+`device` has that of the environment.json beside it.
 """
 
 from __future__ import annotations
@@ -90,8 +91,8 @@ EXACTNESS = {
     "tokens": "compared with the plain target's",
     "mismatches": "those that differ",
 }
-CELL = ("model", "weights", "memory", "link", "device", "B", "system", "variant", "encoding", "K")
-LOADS = ("requests", "committed", "needed_loads", "moved_loads", "lru_loads", "belady_loads")
+CELL = ("model", "weights", "memory", "link", "device", "B", "prefix_len", "system", "variant", "encoding", "K")
+LOADS = ("requests", "committed", "tpot_ms", "needed_loads", "moved_loads", "lru_loads", "belady_loads")
 FORESIGHT = ("planned", "right", "needed")
 EFFICIENCY = {
     "efficiency": (*CELL, *LOADS),
@@ -145,9 +146,11 @@ def read(folder: Path) -> Results:
             rows = rows.drop_duplicates(["config_hash", "prompt_id", "repeat"], keep="last").reset_index(drop=True)
             results.records[_name(path, folder)] = with_systems(rows, path.with_name("systems.csv"))
     for name, columns in TABLES.items():
-        found = [_table(p, tuple(columns), results.problems) for p in sorted(folder.glob(f"**/{name}.csv"))]
-        filled = [table for table in found if len(table)]
-        results.tables[name] = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=list(columns))
+        found = {p: _table(p, tuple(columns), results.problems) for p in sorted(folder.glob(f"**/{name}.csv"))}
+        filled = [table.assign(folder=_name(path, folder)) for path, table in found.items() if len(table)]
+        results.tables[name] = (
+            pd.concat(filled, ignore_index=True) if filled else pd.DataFrame(columns=[*columns, "folder"])
+        )
     results.tables["aims"] = _aims(folder, results.problems)
     for path in sorted(folder.glob("**/environment.json")):
         try:

@@ -87,6 +87,25 @@ def test_nested_experts_have_an_efficiency_figure_of_their_own(found):
         assert all(len(own[n]) == len(tables[n]) for n in tables)
 
 
+def test_the_efficiency_figure_has_the_depth_of_the_comparison_and_of_sweeps_alone_the_fastest(found):
+    tables = {name: found.tables[name] for name in results.EFFICIENCY}
+
+    def at(depth: int, folder: str, tpot_ms: float) -> dict[str, pd.DataFrame]:
+        moved = {n: t.assign(K=depth, folder=folder) for n, t in tables.items()}
+        return moved | {"efficiency": moved["efficiency"].assign(tpot_ms=tpot_ms, moved_loads=float(depth))}
+
+    def chosen(*blocks: dict[str, pd.DataFrame]) -> dict[str, set[int]]:
+        ((_, own),) = efficiency.settings({n: pd.concat([b[n] for b in blocks]) for n in tables})
+        assert all(len(own[n]) == len(tables[n]) for n in tables), "each cell once"
+        efficiency.figure(own)
+        return {n: set(t["K"]) for n, t in own.items()}
+
+    swept = [at(8, "sweeps/depth", 7.0), at(16, "sweeps/depth", 6.0)]
+    assert chosen(*swept, at(32, "comparison", 9.0)) == {n: {32} for n in tables}
+    assert chosen(at(16, "comparison", 9.0), *swept) == {n: {16} for n in tables}
+    assert chosen(*swept) == {n: {16} for n in tables}
+
+
 def test_two_systems_measured_apart_with_more_tokens_stand_beside_the_others(tmp_path):
     rows = [r for r in main_rows() if r["model"] == "phi35_moe"]
     served = [r | {"new_tokens": 256} for r in rows if r["system"] in ("llama_cpp", "vllm")]
