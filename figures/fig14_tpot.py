@@ -79,14 +79,15 @@ def _panel(axis: Axes, panel: pd.DataFrame, systems: list[style.SystemStyle], la
         if stated is not None and stated <= top:
             axis.scatter([at[-1]], [stated], **style.PAPER)
             marked = True
-        elif stated is not None:
+        beyond = ""  # the paper's average in words, inside the system's own bar where that is cut off too
+        if stated is not None and stated > top:
+            beyond, stated, marked = f"\u25c7 {shown(stated)}\u2191", None, True
             if not own[-1] > top:
-                _note(axis, at[-1], top * 0.985, f"\u25c7 {shown(stated)}\u2191", "black", "top", rotation=90)
-                marked = True
-            stated = None
+                _note(axis, at[-1], top * 0.985, beyond, "black", "top", rotation=90)
         for x, value, error in zip(at, own, np.nan_to_num(errors), strict=True):
             if value > top:
-                _note(axis, x, top * 0.985, f"{shown(value)}\u2191", "white", "top", rotation=90)
+                told_here = f"{beyond}  " if beyond and x == at[-1] else ""
+                _note(axis, x, top * 0.985, f"{told_here}{shown(value)}\u2191", "white", "top", rotation=90)
             elif x == at[-1] and np.isfinite(value):
                 place, lift = value + error, 2
                 if stated is not None and abs(stated - place) < 0.15 * top:  # above the diamond, not across it

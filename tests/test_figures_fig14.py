@@ -83,6 +83,15 @@ def test_a_value_of_the_paper_beyond_the_axis_is_written_at_its_top(tmp_path):
     assert axis.get_ylim()[1] < 72.2 and "\u25c7 72.2\u2191" in [t.get_text() for t in axis.texts]
 
 
+def test_a_value_of_the_paper_stands_in_the_bar_that_is_cut_off_too(tmp_path):
+    rows = io.read_records(write(tmp_path, list(main_run())))
+    slow = rows[rows["system"] == "transformers"].groupby("label")["tpot_ms"].mean().mean()
+    axis = fig14_tpot.figure(rows.assign(model="deepseek_v2_lite", memory="high")).axes[0]
+    assert axis.get_ylim()[1] < min(slow, 344.9)
+    written = [t.get_text() for t in axis.texts]
+    assert f"\u25c7 345\u2191  {slow:.3g}\u2191" in written and sum("345" in text for text in written) == 1
+
+
 def test_at_most_half_of_the_systems_are_cut_off():
     def top(**times: float) -> float:
         keys = pd.MultiIndex.from_tuples([(s, "AVG") for s in times], names=["system", "label"])
