@@ -10,12 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from specter_core.memory.expert_cache import CacheView
 from specter_core.memory.host_store import HostExpertStore
 from specter_core.memory.link import LinkCounters, Priority, Transfer, TransferState
 from specter_core.memory.payload import PayloadLayout
 from specter_core.memory.slot_buffer import SlotBuffer
 from specter_core.memory.transfer_queue import TransferQueue
 from specter_core.types import ExpertKey
+
+
+def residents(cache: CacheView, layer: int) -> list[ExpertKey]:
+    """Experts of `layer` in its own slots that have arrived, in slot order."""
+    return [ExpertKey(layer, expert) for expert in cache.resident_slots(layer)]
 
 
 def expert_ffn(x: Tensor, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:

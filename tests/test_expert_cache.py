@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from control_plane import residents
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -120,7 +121,7 @@ class CacheMachine(RuleBasedStateMachine):
         for layer in range(len(SLOTS_PER_LAYER)):
             own = self.cache.layer_slots(layer)
             assert self.cache.free_slots(layer) == [s for s in own if s not in self.model]
-            assert self.cache.residents(layer) == [
+            assert residents(self.cache, layer) == [
                 self.model[s][0] for s in own if s in self.model and not self.model[s][1]
             ]
         assert {k: self.cache.lookup(k) for k in self.held()} == {e[0]: s for s, e in self.model.items()}

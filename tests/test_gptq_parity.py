@@ -12,9 +12,9 @@ from specter_core.draft.draft_store import load_draft
 from specter_core.draft.experts import DraftExpertPath
 from specter_core.model.config import ModelConfig
 from specter_core.model.decoder import Decoder
-from specter_core.model.plain_forward import plain_forward
 from specter_core.model.rows import Rows
 from specter_core.state.kv_cache import KVCache
+from tests.plain_model import plain_forward
 from tests.test_quantize_draft import _add_tokenizer, _text
 from tests.tiny_models import FAMILIES, tiny_checkpoint
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from control_plane import residents
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -225,7 +226,7 @@ def test_the_improved_order_loads_each_missing_expert_once_over_the_oldest_unnee
         computed = [op.key.expert for op in plan.ops if isinstance(op, Gemm)]
         assert sorted([*computed, *done]) == needed
         assert played(cache, plan) == len(plan.misses) == len(set(needed) - set(ages))
-        held = {k.expert for k in cache.residents(0)}
+        held = {k.expert for k in residents(cache, 0)}
         gone = set(ages) - held
         kept = (set(ages) & held) - set(needed)
         if len(needed) <= slots:

@@ -18,11 +18,11 @@ from specter_core.memory.payload import PayloadLayout
 from specter_core.model.checkpoint import Checkpoint
 from specter_core.model.config import ModelConfig
 from specter_core.model.decoder import Decoder
-from specter_core.model.experts_loader import expert_dtype, expert_keys, fill_store, read_experts
+from specter_core.model.experts_loader import expert_dtype, expert_keys, fill_store
 from specter_core.model.families import family_named
-from specter_core.model.plain_forward import PlainRoutedExperts, plain_forward
 from specter_core.model.rows import Rows
 from specter_core.state.kv_cache import KVCache
+from tests.plain_model import PlainRoutedExperts, plain_forward, read_experts
 from tests.tiny_models import FAMILIES, tiny_checkpoint, tiny_config, tiny_model
 
 

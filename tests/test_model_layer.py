@@ -9,12 +9,11 @@ import torch
 
 from specter_core.model.checkpoint import Checkpoint
 from specter_core.model.decoder import Decoder
-from specter_core.model.experts_loader import read_experts
-from specter_core.model.plain_forward import PlainRoutedExperts
 from specter_core.model.rows import Rows
 from specter_core.types import ExpertKey
 from specter_core.verify.combine import combine_rows
 from specter_core.verify.expert_ffn import expert_ffn
+from tests.plain_model import PlainRoutedExperts, read_experts
 from tests.tiny_models import FAMILIES, tiny_checkpoint
 
 ROWS = Rows.decode([4, 0, 9], 5, [5, 0, 2])

@@ -12,10 +12,9 @@ import transformers
 from specter_core.model.argmax import argmax_lowest
 from specter_core.model.checkpoint import Checkpoint
 from specter_core.model.decoder import Decoder
-from specter_core.model.experts_loader import read_experts
-from specter_core.model.plain_forward import PlainRoutedExperts, plain_forward
 from specter_core.model.rows import Rows
 from specter_core.state.kv_cache import KVCache
+from tests.plain_model import PlainRoutedExperts, plain_forward, read_experts
 from tests.tiny_models import FAMILIES, load_reference, tiny_checkpoint
 
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {

@@ -6,7 +6,7 @@ import random
 
 import pytest
 import torch
-from control_plane import ManualLink
+from control_plane import ManualLink, residents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from planner_worlds import EXPERTS, loaded_world, random_counters
@@ -140,11 +140,11 @@ def test_plans_of_a_window_use_every_slot_that_nothing_likely_holds(world, seeds
             link.step()
     loader.drain()
     for layer in range(layers):
-        held = {k.expert for k in cache.residents(layer)} | {
+        held = {k.expert for k in residents(cache, layer)} | {
             k.expert for s in cache.staging_slots if (k := cache.key(s)) is not None and k.layer == layer
         }
         counted = {e for e in range(EXPERTS) if counters[layer, e] > 0}
-        uncounted = [k for k in cache.residents(layer) if k.expert not in counted]
+        uncounted = [k for k in residents(cache, layer) if k.expert not in counted]
         assert counted <= held or not uncounted
 
 
@@ -179,5 +179,5 @@ def test_staging_slots_take_what_the_next_layer_will_miss():
     loader.drain()
     prefetcher.prepare_layer(1)
     assert {cache.key(s) for s in cache.staging_slots} == {ExpertKey(1, 2), ExpertKey(1, 3)}
-    assert cache.residents(0) == [ExpertKey(0, 0)] and cache.residents(1) == [ExpertKey(1, 0)]
+    assert residents(cache, 0) == [ExpertKey(0, 0)] and residents(cache, 1) == [ExpertKey(1, 0)]
     cache.check_integrity()

@@ -29,9 +29,9 @@ from specter_core.model.checkpoint import Checkpoint
 from specter_core.model.config import ModelConfig
 from specter_core.model.decoder import Decoder
 from specter_core.model.experts_loader import ExpertReader, expert_dtype
-from specter_core.model.plain_forward import plain_forward
 from specter_core.model.rows import Rows
 from specter_core.state.kv_cache import KVCache
+from tests.plain_model import plain_forward
 from tests.tiny_models import FAMILIES, tiny_checkpoint
 
 REFERENCE = Path(__file__).parents[1] / "reference"

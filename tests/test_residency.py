@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from control_plane import ManualLink
+from control_plane import ManualLink, residents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from residency_worlds import EXPERTS, World, cases, plan_for, run_plan, world_of
@@ -82,7 +82,7 @@ def test_with_staging_the_cache_ends_with_the_experts_of_the_most_rows(case, sta
     rows = {key.expert: 0 for key in present if key is not None} | case["needed"]
     run_plan(plan_for(world, case), world, random.Random(delays))
     world.loader.drain()
-    left = sorted((rows[key.expert] for key in world.cache.residents(0)), reverse=True)
+    left = sorted((rows[key.expert] for key in residents(world.cache, 0)), reverse=True)
     assert left == sorted(rows.values(), reverse=True)[: case["slots"]]
 
 
@@ -91,11 +91,11 @@ def test_with_staging_the_cache_ends_with_the_experts_of_the_most_rows(case, sta
 def test_lru_leaves_the_experts_computed_last(case, delays):
     case = {**case, "staging": 0, "hit_first": True, "policy": lru}
     world = settled(case)
-    used = {key.expert: world.cache.recency(world.cache.lookup(key)) for key in world.cache.residents(0)}
+    used = {key.expert: world.cache.recency(world.cache.lookup(key)) for key in residents(world.cache, 0)}
     computed = run_plan(plan_for(world, case), world, random.Random(delays))
     used |= {expert: 10**6 + i for i, expert in enumerate(computed)}
     expected = sorted(used, key=used.__getitem__, reverse=True)[: case["slots"]]
-    assert sorted(key.expert for key in world.cache.residents(0)) == sorted(expected)
+    assert sorted(key.expert for key in residents(world.cache, 0)) == sorted(expected)
 
 
 @settings(max_examples=200, deadline=None)
@@ -150,7 +150,7 @@ def test_without_staging_cheap_misses_cost_only_as_many_valuable_experts_as_the_
         world = resident_world(4, [0, 1, 2, 3])
         plan = ResidencyManager(world.cache, lookahead=lookahead).plan_layer(0, sorted(needed), needed)
         run_plan(plan, world, random.Random(0))
-        assert {k.expert for k in world.cache.residents(0)} & {0, 1, 2, 3} == kept
+        assert {k.expert for k in residents(world.cache, 0)} & {0, 1, 2, 3} == kept
 
 
 def test_hits_are_computed_before_waiting_for_a_load_that_nobody_needs():
@@ -168,7 +168,7 @@ def test_an_issued_prefetch_that_nobody_needs_is_waited_for_and_then_evicted():
     world.link.step()
     plan = ResidencyManager(world.cache).plan_layer(0, [3])
     assert run_plan(plan, world, random.Random(1)) == [3]
-    assert world.cache.residents(0) == [ExpertKey(0, 3)]
+    assert residents(world.cache, 0) == [ExpertKey(0, 3)]
     assert [t.key.expert for t in world.link.submitted] == [7, 3]
 
 
@@ -207,7 +207,7 @@ def test_policies_are_interchangeable_functions():
     world = resident_world(2, [0, 1])
     plan = ResidencyManager(world.cache, policy=policy).plan_layer(0, [1, 4], {1: 9, 4: 1})
     run_plan(plan, world, random.Random(0))
-    assert world.cache.residents(0) == [ExpertKey(0, 4), ExpertKey(0, 1)]
+    assert residents(world.cache, 0) == [ExpertKey(0, 4), ExpertKey(0, 1)]
 
 
 @pytest.mark.parametrize("needed", [[2, 1], [1, 1]])
@@ -222,7 +222,7 @@ def test_hits_that_are_computed_already_need_no_op_and_may_be_overwritten(case, 
     world, needed, rng = settled(case), case["needed"], random.Random(delays)
     cache, rates = world.cache, NeedHistory(2, EXPERTS, 2)
     rates.observe(0, needed)
-    held = [key.expert for key in cache.residents(0)]
+    held = [key.expert for key in residents(cache, 0)]
     done = [e for e in needed if e in held and rng.random() < 0.7]
     manager = ResidencyManager(cache, hit_first=case["hit_first"], history=rates if history else None)
     plan = manager.plan_layer(0, sorted(needed), needed, (), done)
@@ -241,6 +241,6 @@ def test_a_staged_expert_worth_keeping_changes_places_with_the_least_valuable():
     plan = ResidencyManager(cache).plan_layer(0, [0, 2], {0: 1, 2: 5})
     assert Adopt(slot=2, victim=1) in plan.ops
     assert run_plan(plan, world, random.Random(0)) == [0, 2]
-    assert {key.expert for key in cache.residents(0)} == {0, 2} and list(cache.staging_slots) == [1]
+    assert {key.expert for key in residents(cache, 0)} == {0, 2} and list(cache.staging_slots) == [1]
     plan = ResidencyManager(cache).plan_layer(0, [0, 2], {0: 1, 2: 5})
     assert not any(isinstance(op, Adopt) for op in plan.ops)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from unittest.mock import patch
 
+from control_plane import residents
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_layer_pass import PlainLayerPass
@@ -39,7 +40,7 @@ def test_plans_are_those_of_the_plain_layer_pass(case, arrived, history, staged,
     rates = NeedHistory(2, EXPERTS, 2)
     for counts in (needed, {rng.randrange(EXPERTS): 2}):
         rates.observe(0, counts)
-    done = [k.expert for k in cache.residents(0) if k.expert in needed and rng.random() < 0.5]
+    done = [k.expert for k in residents(cache, 0) if k.expert in needed and rng.random() < 0.5]
     manager = ResidencyManager(
         cache, hit_first=case["hit_first"], policy=case["policy"], lookahead=case["lookahead"],
         history=rates if history else None,

@@ -17,15 +17,14 @@ from specter_core.model.argmax import argmax_lowest
 from specter_core.model.checkpoint import Checkpoint
 from specter_core.model.config import RouterConfig
 from specter_core.model.decoder import Decoder
-from specter_core.model.experts_loader import read_experts
 from specter_core.model.linear import row_invariant_bmm, row_invariant_linear, silu
-from specter_core.model.plain_forward import PlainRoutedExperts, plain_forward
 from specter_core.model.router import softmax_top_k, sparsemixer
 from specter_core.model.rows import Rows
 from specter_core.model.torch_attention import attention
 from specter_core.model.torch_ops import TorchOps
 from specter_core.state.kv_cache import KVCache
 from specter_core.verify.expert_ffn import expert_ffn
+from tests.plain_model import PlainRoutedExperts, plain_forward, read_experts
 from tests.tiny_models import FAMILIES, tiny_checkpoint
 
 OPS = TorchOps()

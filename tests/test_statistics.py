@@ -115,8 +115,9 @@ def test_routing_statistics_of_traces_that_can_be_counted_by_hand():
 @pytest.mark.parametrize("family", ["deepseek_v2", "phimoe"])
 def test_traced_routing_is_that_of_the_plain_pass_and_one_row_per_statistic_is_written(family, tmp_path):
     import torch
+    from plain_model import PlainRoutedExperts
 
-    from specter_core.model.plain_forward import ExpertWeights, PlainRoutedExperts
+    from specter_core.model.experts_loader import ExpertWeights
     from specter_core.model.rows import Rows
     from specter_core.opening import open_model
     from specter_core.state.kv_cache import KVCache

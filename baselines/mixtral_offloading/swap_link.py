@@ -95,9 +95,9 @@ class SwapLink:
             if self._cache.previous(transfer.slot) is not None:
                 self._write_back(transfer.slot)
             self._follow_computation(transfer.slot)
-            transfer.issued_as, transfer.issued_ns = transfer.priority, time.perf_counter_ns()
+            transfer.issued_as = transfer.priority
             self._link.wait(self._link.submit(transfer.key, transfer.slot, Priority.DEMAND))
-            transfer.state, transfer.done_ns = TransferState.DONE, time.perf_counter_ns()
+            transfer.state = TransferState.DONE
 
     def _write_back(self, slot: int) -> None:
         start_ns = time.perf_counter_ns()

@@ -199,10 +199,6 @@ class ExpertCache:
         """True also while a protected expert is still loading."""
         return slot in self._protections
 
-    def residents(self, layer: int) -> list[ExpertKey]:
-        """Experts of `layer` in its own slots that are resident or protected, in slot order."""
-        return [k for s in self.layer_slots(layer) if (k := self._keys[s]) is not None and s not in self._loading]
-
     def resident_slots(self, layer: int) -> dict[int, int]:
         """expert -> slot of the experts in `layer`'s own slots that are complete."""
         keys, loading = self._keys, self._loading

@@ -15,7 +15,6 @@ class LoadCounters:
     """Totals since the loader was made. used_bytes: loads whose expert was computed from at least once."""
 
     loads: int = 0
-    used_loads: int = 0
     used_bytes: int = 0
 
 
@@ -118,7 +117,6 @@ class ExpertLoader:
         """Account for a computation from `key`."""
         used_bytes = self._unused[key.layer].pop(key.expert, None)
         if used_bytes is not None:
-            self.counters.used_loads += 1
             self.counters.used_bytes += used_bytes
 
     def mark_all_used(self, layer: int, experts: Collection[int]) -> None:

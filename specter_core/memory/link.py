@@ -26,9 +26,7 @@ class TransferState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Transfer:
-    """One expert on its way into a slot. `priority` is the present one; times are perf_counter_ns, 0 before
-    they happen.
-    """
+    """One expert on its way into a slot. `priority` is the present one; queued_ns: perf_counter_ns."""
 
     key: ExpertKey
     slot: int
@@ -36,8 +34,6 @@ class Transfer:
     priority: Priority
     state: TransferState = TransferState.QUEUED
     queued_ns: int = 0
-    issued_ns: int = 0
-    done_ns: int = 0
     issued_as: Priority | None = None
     sent_bytes: int = 0
     arrived_bytes: int = 0

@@ -111,8 +111,6 @@ class CpuLink:
         """Reserve the piece's time on the link; the copy itself happens in `_finish`."""
         transfer = piece.transfer
         self._started_ns = self._deadline_ns = self._clock_ns()
-        if piece.offset == 0:
-            transfer.issued_ns = self._started_ns
         if self._bucket is not None:
             self._deadline_ns = self._bucket.reserve(piece.bytes, transfer.queued_ns, self._started_ns)
 
@@ -127,7 +125,6 @@ class CpuLink:
         self._account(piece, self._started_ns, end_ns)
         if piece.last:
             self._check(transfer)
-            transfer.done_ns = end_ns
 
     def _copy(self, piece: Piece) -> None:
         source = self._store.entry(piece.transfer.key).data_ptr() + piece.offset

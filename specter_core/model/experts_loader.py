@@ -15,7 +15,6 @@ from specter_core.model.checkpoint import Checkpoint
 from specter_core.model.config import ModelConfig
 from specter_core.model.families import family_named
 from specter_core.model.family import fused_expert_names
-from specter_core.model.plain_forward import ExpertWeights
 from specter_core.model.tensor_source import FLOAT_DTYPES, resolve
 from specter_core.types import ExpertKey
 
@@ -36,6 +35,14 @@ class Store(Protocol):
     def layout(self) -> Layout: ...
 
     def entry(self, key: ExpertKey) -> Tensor: ...
+
+
+class ExpertWeights(NamedTuple):
+    """gate and up [I, H], down [H, I]."""
+
+    gate: Tensor
+    up: Tensor
+    down: Tensor
 
 
 class Part(NamedTuple):
@@ -112,13 +119,6 @@ class ExpertReader:
         for part, buffer in zip(locate(self._checkpoint, self._config, key), self._buffers, strict=True):
             self._checkpoint.read_into(part.name, buffer, part.first_row)
         return self._buffers
-
-
-def read_experts(checkpoint: Checkpoint, config: ModelConfig) -> dict[ExpertKey, ExpertWeights]:
-    """Every routed expert in memory, as stored: for small models and reference runs."""
-    dtype = expert_dtype(checkpoint, config)
-    check_experts(checkpoint, config, dtype)
-    return {key: ExpertReader(checkpoint, config, dtype).read(key) for key in expert_keys(config)}
 
 
 def expert_keys(config: ModelConfig) -> list[ExpertKey]:

@@ -29,7 +29,6 @@ class PatternAnalyzer:
 
     def __init__(self, elb: ELB) -> None:
         self.elb = elb
-        self.snapshots = 0
 
     def record(self, layer: int, ids: Tensor) -> None:
         """Draft router's choice ids [R, k] int64 in `layer`; −1 is ignored."""
@@ -37,7 +36,6 @@ class PatternAnalyzer:
 
     def snapshot(self) -> Snapshot:
         """Start copying the counters as they are now; later `record` calls do not change it."""
-        self.snapshots += 1
         counters = self.elb.counters
         if counters.device.type != "cuda":
             return Snapshot(counters.clone())

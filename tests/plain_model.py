@@ -1,27 +1,22 @@
-"""The plain pass with every routed expert resident: the reference that Specter's tokens are compared with."""
+"""The plain pass with every routed expert in memory: what the engine's parts are compared with."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from specter_core.model.checkpoint import Checkpoint
+from specter_core.model.config import ModelConfig
 from specter_core.model.decoder import Decoder
+from specter_core.model.experts_loader import ExpertReader, ExpertWeights, check_experts, expert_dtype, expert_keys
 from specter_core.model.layer import Routing
 from specter_core.model.rows import Rows
 from specter_core.state.kv_cache import KVCache
 from specter_core.types import ExpertKey
 from specter_core.verify.expert_ffn import expert_ffn
-
-
-class ExpertWeights(NamedTuple):
-    """gate and up [I, H], down [H, I]."""
-
-    gate: Tensor
-    up: Tensor
-    down: Tensor
 
 
 class RoutedExperts(Protocol):
@@ -59,3 +54,10 @@ def plain_forward(decoder: Decoder, experts: RoutedExperts, tokens: Tensor, kv: 
             routing = layer.route(x, rows)
             x = layer.combine(x, routing.normed, experts(layer.moe_index, routing))
     return x
+
+
+def read_experts(checkpoint: Checkpoint, config: ModelConfig) -> dict[ExpertKey, ExpertWeights]:
+    """Every routed expert, as stored."""
+    dtype = expert_dtype(checkpoint, config)
+    check_experts(checkpoint, config, dtype)
+    return {key: ExpertReader(checkpoint, config, dtype).read(key) for key in expert_keys(config)}
