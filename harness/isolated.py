@@ -18,6 +18,8 @@ from harness.catalogue import ROOT
 from specter_core.errors import UserError
 from specter_core.types import Request
 
+PROBE = Request("probe", (0,) * 16, 16, ignore_eos=True)
+
 
 @dataclass(frozen=True, slots=True)
 class Environment:
@@ -135,8 +137,15 @@ class IsolatedProcess:
             times.append(time.perf_counter_ns())
             steps.append(answer["step"])
 
+    def ms_per_token(self) -> float:
+        """Of 16 new tokens behind 16 zeros, the second time: what decides between placements."""
+        self.generate([PROBE])
+        times = self.generate([PROBE]).times_ns
+        return (times[-1] - times[0]) / 1e6 / (len(times) - 1)
+
     def logits(self, tokens: Sequence[int]) -> list[float]:
-        """Of the position after `tokens`, one per vocabulary entry."""
+        """Of the position after `tokens`, one per vocabulary entry (vLLM's: log-probabilities), for the comparison with
+        the target."""
         self._say({"do": "logits", "tokens": list(tokens)})
         found: list[float] = self._hear()["logits"]
         return found

@@ -19,6 +19,9 @@ from harness.prompts import BenchPrompt
 from harness.system import ModelSpec
 from specter_core.errors import UserError
 
+DATASETS = ("gsm8k", "wikitext2", "humaneval", "gpqa", "c4")
+"""In the order of the paper's figures."""
+
 
 class IdSource:
     """A `PromptSource` over such a file. prompts: how many of each dataset; UserError where the file has fewer."""

@@ -76,7 +76,7 @@ def compare(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, Any
     for name, dtype, system in _systems(options):
         system.load(spec, memory)
         try:
-            logits = torch.tensor(system.logits(prompts[0]))
+            logits = torch.tensor(system.process.logits(prompts[0]))
             found = [
                 system.generate([Request(str(i), prompt, options.tokens, ignore_eos=True)])[0].tokens
                 for i, prompt in enumerate(prompts)

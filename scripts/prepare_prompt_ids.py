@@ -15,11 +15,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from harness import assets, datasets
-from harness.prompt_ids import prompt_ids
+from harness.prompt_ids import DATASETS, prompt_ids
 from specter_core.errors import UserError, exit_code
 
 ROOT = Path(__file__).resolve().parents[1]
-DATASETS = ("gsm8k", "wikitext2", "humaneval", "gpqa", "c4")
 LENGTHS = {16: 32, 64: 2, 256: 2, 1024: 2}
 """Prefix length -> prompts per dataset."""
 

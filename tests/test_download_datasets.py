@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +13,12 @@ import dataset_fixtures as made
 import pytest
 from dataset_fixtures import jsonl, write, write_parquet
 from download_helpers import COMMIT, INIT, Ran, leftovers, module, run_download, sha256
-from download_server import FileServer, file_server
+from download_server import FileServer
 
 from harness.datasets import load_texts
 
 SHIPPED = json.loads((INIT / "dataset-assets.json").read_text(encoding="utf-8"))
 NAMES = [d["name"] for d in SHIPPED["datasets"]]
-
-
-@pytest.fixture
-def server() -> Iterator[FileServer]:
-    with file_server() as running:
-        yield running
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "downloads"
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from collections.abc import Iterator
 from email.message import Message
 from pathlib import Path
 
@@ -22,18 +21,7 @@ from download_helpers import (
     sha256,
     tiny_checkpoint,
 )
-from download_server import FileServer, file_server
-
-
-@pytest.fixture
-def server() -> Iterator[FileServer]:
-    with file_server() as running:
-        yield running
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "downloads"
+from download_server import FileServer
 
 
 def test_shards_are_discovered_from_the_index_and_every_file_is_checked_by_the_hubs_digest(

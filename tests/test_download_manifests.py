@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +27,7 @@ from download_helpers import (
     run_download,
     tiny_checkpoint,
 )
-from download_server import FileServer, file_server
-
-
-@pytest.fixture
-def server() -> Iterator[FileServer]:
-    with file_server() as running:
-        yield running
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "downloads"
-
+from download_server import FileServer
 
 TOOL = INIT / "download_models.py"
 ALL_MODULES = sorted(p for p in INIT.glob("*.py") if p.name.startswith(("_", "download_")))

@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +27,6 @@ from download_helpers import (
     sha256,
 )
 from download_server import FileServer, file_server
-
-
-@pytest.fixture
-def server() -> Iterator[FileServer]:
-    with file_server() as running:
-        yield running
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "downloads"
-
 
 TOOL = INIT / "download_models.py"
 

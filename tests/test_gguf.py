@@ -121,7 +121,7 @@ def test_llama_cpp_computes_the_targets_logits_and_tokens(llama, name):
             torch.tensor([PROMPT]), max_new_tokens=24, do_sample=False, eos_token_id=None, pad_token_id=0
         )[0, len(PROMPT) :].tolist()  # fmt: skip
     system = llama(name)
-    assert (torch.tensor(system.logits(PROMPT)) - wanted).abs().max() < 1e-3
+    assert (torch.tensor(system.process.logits(PROMPT)) - wanted).abs().max() < 1e-3
     (record,) = system.generate([Request("a", PROMPT, 24, ignore_eos=True)])
     assert list(record.tokens) == tokens
 
@@ -147,12 +147,12 @@ def test_a_conversion_with_two_matrices_swapped_is_found(llama, tmp_path, monkey
     write_gguf(path, gguf_plan(config, raw, torch.float32), tensors)
     monkeypatch.undo()
     system = llama(name)
-    right = torch.tensor(system.logits(PROMPT))
+    right = torch.tensor(system.process.logits(PROMPT))
     other = create({"python": system.python, "dtype": "float32", "threads": 1, "folder": str(tmp_path)})
     shape = read_shape(folder(name))
     spec = ModelSpec(name, "qwen2_moe", str(folder(name)), None, "reference", "bfloat16", "swapped", shape)
     other.load(spec, MemorySpec("tight", None, None, "native", None, "cpu", 1, 96))
     try:
-        assert (torch.tensor(other.logits(PROMPT)) - right).abs().max() > 0.1
+        assert (torch.tensor(other.process.logits(PROMPT)) - right).abs().max() > 0.1
     finally:
         other.close()

@@ -22,10 +22,7 @@ from harness.records import read_rows
 from harness.reference_tokens import ReferenceTokens, reference_key
 from harness.summary import ratio, summarise
 
-
-@pytest.fixture(autouse=True)
-def fakes_on_the_path(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+pytestmark = pytest.mark.usefixtures("fakes_on_the_path")
 
 
 def statuses(out: Path) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from harness_fixture import TESTS, raw_config, run
+from harness_fixture import raw_config, run
 from records_fixture import row
 from test_run import run as typed
 from test_run import tiny_run
@@ -22,10 +22,7 @@ from harness.records import RecordFile, read_rows
 from harness.slurm import job_arguments
 from specter_core.errors import UserError
 
-
-@pytest.fixture(autouse=True)
-def fakes_on_the_path(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+pytestmark = pytest.mark.usefixtures("fakes_on_the_path")
 
 
 def test_a_gpu_never_has_two_workers_and_all_are_used():

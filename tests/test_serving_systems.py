@@ -14,6 +14,7 @@ from baselines.vllm_offload import system as vllm
 from harness import catalogue
 from harness.config import model_entry
 from harness.device_bytes import DeviceBytes
+from harness.isolated import IsolatedProcess
 from harness.system import MemorySpec, ModelSpec
 from harness.weights import read_shape
 from specter_core.errors import UserError
@@ -64,7 +65,7 @@ def told(system) -> dict:
 def test_llama_cpp_keeps_the_placement_that_its_probe_found_faster(counting, tmp_path, monkeypatch):
     for times, kind in (([9.0, 4.0], "layers"), ([4.0, 9.0], "experts")):
         system = counting(llama_cpp, folder=str(tmp_path), threads=1)
-        monkeypatch.setattr(system, "_probe", lambda left=list(times): left.pop(0))
+        monkeypatch.setattr(IsolatedProcess, "ms_per_token", lambda process, left=list(times): left.pop(0))
         system.load(mini(), on_gpu(905_000_000))
         assert system.placed.kind == kind and system.timed == dict(zip(("experts", "layers"), times, strict=True))
         found = told(system)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from harness_fixture import TESTS, plan, raw_config, run
+from harness_fixture import plan, raw_config, run
 from records_fixture import main_run, row
 from tiny_models import tiny_checkpoint
 
@@ -20,10 +20,7 @@ from harness.routing import measure, statistics
 from harness.routing.trace import routing_of
 from harness.summary import summarise
 
-
-@pytest.fixture(autouse=True)
-def fakes_on_the_path(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+pytestmark = pytest.mark.usefixtures("fakes_on_the_path")
 
 
 def frame(rows) -> pd.DataFrame:

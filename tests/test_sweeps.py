@@ -6,7 +6,7 @@ import json
 
 import pandas as pd
 import pytest
-from harness_fixture import TESTS, plan, raw_config, run
+from harness_fixture import plan, raw_config, run
 from records_fixture import LABELS, row
 
 from harness import catalogue, depth_file, sweep_defaults
@@ -21,9 +21,7 @@ from specter_core.errors import UserError
 SWEEPS = catalogue.names("sweep")
 
 
-@pytest.fixture(autouse=True)
-def fakes_on_the_path(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+pytestmark = pytest.mark.usefixtures("fakes_on_the_path")
 
 
 def depth_rows(**changes):

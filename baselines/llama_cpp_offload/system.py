@@ -24,8 +24,6 @@ from specter_core.types import Request
 ENVIRONMENT = Environment(
     "llama_cpp", "baselines.llama_cpp_offload.engine", "llama_cpp", make="baseline-llama", ours=True
 )
-PROBE = Request("probe", (0,) * 16, 16, ignore_eos=True)
-"""What decides between the placements: 16 zeros, 16 new tokens."""
 
 
 class LlamaCppSystem:
@@ -95,7 +93,7 @@ class LlamaCppSystem:
                 placements = placements[:1]
             for placement in placements:
                 self._start(python, placement, common)
-                self.timed[placement.kind] = self._probe()
+                self.timed[placement.kind] = self.process.ms_per_token()
             placements = [min(placements, key=lambda p: self.timed[p.kind])]
             if placements[0] is self.placed:
                 return
@@ -107,14 +105,6 @@ class LlamaCppSystem:
         self.process = IsolatedProcess(ENVIRONMENT, python)
         self.facts = self.process.load({**common, **facts(placement)})
         print(f"llama.cpp {placement}: {self.facts}")
-
-    def _probe(self) -> float:
-        """ms per token."""
-        assert self.process is not None
-        self.process.generate([PROBE])
-        generated = self.process.generate([PROBE])
-        times = generated.times_ns
-        return (times[-1] - times[0]) / 1e6 / (len(times) - 1)
 
     def generate(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """One native batch. peak_device_bytes: of its process as NVML tells it afterwards (it frees nothing), which the
@@ -134,11 +124,6 @@ class LlamaCppSystem:
             peak_device_bytes=self.placed.device_bytes if on_cpu else process_bytes(self.process.pid),
         )
         return records(generated, requests, common)
-
-    def logits(self, tokens: Sequence[int]) -> list[float]:
-        """Of the position after `tokens`: for the comparison with the target."""
-        assert self.process is not None, "load comes first"
-        return self.process.logits(tokens)
 
     def take_over(self, former: object) -> None:
         """Nothing of another load can be kept: it ends."""

@@ -18,8 +18,6 @@ from specter_core.errors import UserError
 from specter_core.types import Request
 
 ENVIRONMENT = Environment("vllm", "baselines.vllm_offload.engine", "vllm", make="baseline-vllm")
-PROBE = Request("probe", (0,) * 16, 16, ignore_eos=True)
-"""What decides between the offloaders: 16 zeros, 16 new tokens."""
 SPARE_BYTES = 50_000_000
 """Kept free when the budget is spent by what the first load has measured."""
 TOLERANCE_BYTES = 1_500_000_000
@@ -72,7 +70,7 @@ class VllmSystem:
                 self._start(python, closer, model, budget)
                 plans[at] = closer
             if len(plans) > 1:
-                self.timed[plan.offloader] = self._probe()
+                self.timed[plan.offloader] = self.process.ms_per_token()
         if self.timed and (best := min(plans, key=lambda p: self.timed[p.offloader])) is not self.placed:
             self._start(python, best, model, budget)
 
@@ -129,13 +127,6 @@ class VllmSystem:
         (folder / "config.json").write_text(json.dumps(dict(synthetic.spec_for(model.name).config)))
         return folder, "dummy"
 
-    def _probe(self) -> float:
-        """ms per token."""
-        assert self.process is not None
-        self.process.generate([PROBE])
-        times = self.process.generate([PROBE]).times_ns
-        return (times[-1] - times[0]) / 1e6 / (len(times) - 1)
-
     def generate(self, requests: Sequence[Request]) -> list[RequestRecord]:
         """One native batch. peak_device_bytes: of its process as NVML tells it afterwards (its allocator gives nothing
         back); the harness's own meter takes precedence."""
@@ -145,11 +136,6 @@ class VllmSystem:
         peak = process_bytes(self.process.pid) if self.memory.device == "cuda" else None
         common = RequestRecord("", (), NAN, NAN, NAN, variant=kind, dtype=self.dtype, peak_device_bytes=peak)
         return records(generated, requests, common)
-
-    def logits(self, tokens: Sequence[int]) -> list[float]:
-        """Log-probabilities of the position after `tokens`: for the comparison with the target."""
-        assert self.process is not None, "load comes first"
-        return self.process.logits(tokens)
 
     def take_over(self, former: object) -> None:
         """Nothing of another load can be kept: it ends."""

@@ -28,14 +28,13 @@ from harness.grid import PlannedGroup, RunPlan, plan_run, reference_system
 from harness.launch import seats
 from harness.lease import Part, run_model, write_off
 from harness.measure import Measurement
-from harness.prompt_ids import IdSource
+from harness.prompt_ids import DATASETS, IdSource
 from harness.records import RecordFile
 from harness.reference_tokens import ReferenceTokens
 from harness.shared_store import shared_store
 from specter_core.errors import exit_code
 
 MODELS = ("deepseek_v2_lite", "qwen15_moe")
-DATASETS = ("gsm8k", "wikitext2", "humaneval", "gpqa", "c4")
 SYSTEMS = ("specter", "mo_sc", "mo_sm", "specmoeoff", "transformers")
 SLOW = "transformers"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from specter_core.memory.expert_cache import ExpertCache
+from specter_core.memory.expert_cache import ExpertCache, SlotState
 from specter_core.memory.link import Link, Priority, Transfer
 from specter_core.types import ExpertKey
 
@@ -106,6 +106,14 @@ class ExpertLoader:
         stall_ns = self.link.wait(transfer)
         self._finish(key)
         return stall_ns
+
+    def wait_free(self, slot: int) -> int:
+        """Wait until no load moves into `slot`, which nobody protects; stall in ns."""
+        key = self.cache.key(slot)
+        assert not self.cache.is_protected(slot), (slot, key)
+        if key is None or self.cache.state(slot) is not SlotState.LOADING:
+            return 0
+        return self.wait(key)
 
     def drain(self) -> None:
         """Wait until everything under way has arrived."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from specter_core.memory.expert_cache import SlotState
 from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.memory.link import Priority
 from specter_core.memory.payload import ExpertViews, PayloadLayout
@@ -71,7 +70,7 @@ class CpuLayerExecutor:
                 self._on_op(op)
             match op:
                 case WaitSlotFree(slot):
-                    timing.stall_ns["slot"] += self._wait_free(slot)
+                    timing.stall_ns["slot"] += self._loader.wait_free(slot)
                 case Copy(key, slot):
                     self._loader.load(key, slot, Priority.DEMAND)
                     self._cache.protect(slot)
@@ -83,16 +82,6 @@ class CpuLayerExecutor:
                     self._release(slot)
         assert not routed, f"layer {plan.layer}: experts {sorted(routed)} were routed to but not planned"
         return timing
-
-    def _wait_free(self, slot: int) -> int:
-        """An unneeded load may still be moving into the slot; computation from it has ended, for ops run in
-        order.
-        """
-        key = self._cache.key(slot)
-        assert not self._cache.is_protected(slot), (slot, key)
-        if key is None or self._cache.state(slot) is not SlotState.LOADING:
-            return 0
-        return self._loader.wait(key)
 
     def _compute(
         self, op: Gemm, places: list[int], normed: Tensor, flat_out: Tensor, top_k: int, timing: LayerTiming

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from specter_core.device_runtime import DeviceEvent, DeviceRuntime
 from specter_core.errors import WrongExpertError
-from specter_core.memory.expert_cache import SlotState
 from specter_core.memory.expert_loader import ExpertLoader
 from specter_core.memory.link import Priority
 from specter_core.memory.link_cuda import CudaLink
@@ -164,7 +163,7 @@ class CudaLayerExecutor:
         for op in plan.ops:
             match op:
                 case WaitSlotFree(slot):
-                    timing.stall_ns["slot"] += self._wait_free(slot)
+                    timing.stall_ns["slot"] += self._loader.wait_free(slot)
                 case Copy(key, slot):
                     if any(slot == waiting for _, waiting in group):
                         group = self._compute(group, plan.layer, work)
@@ -196,14 +195,6 @@ class CudaLayerExecutor:
             with self._trace.on_device(f"stall {layer}", cause=op.source.value, expert=op.key.expert):
                 timing.stall_ns[op.source.value] += self._loader.wait(op.key)
         return group
-
-    def _wait_free(self, slot: int) -> int:
-        """An unneeded load may still be on its way to the copy stream."""
-        key = self._cache.key(slot)
-        assert not self._cache.is_protected(slot), (slot, key)
-        if key is None or self._cache.state(slot) is not SlotState.LOADING:
-            return 0
-        return self._loader.wait(key)
 
     def _compute(self, group: list[tuple[int, int]], layer: int, work: RoutedWork) -> list[tuple[int, int]]:
         """Launch the group's products; its slots may be overwritten once these have run. Returns an empty group."""
