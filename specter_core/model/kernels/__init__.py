@@ -1,5 +1,4 @@
-"""Triton kernels of the decoder for CUDA: row-invariant, graph-safe, on preallocated tensors (DESIGN 4,
-Exactness).
+"""Triton kernels of the decoder for CUDA: row-invariant, graph-safe, on preallocated tensors.
 
 Every function writes into tensors it is given, allocates nothing, never waits for the device and launches
 a grid that depends on shapes alone, so it can be captured in a CUDA graph. A row's bits depend on that row
