@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 from harness import encodings
-from harness.config import LinkEntry, MemoryEntry, ModelEntry, RunConfig, SystemEntry
+from harness.entries import LinkEntry, MemoryEntry, ModelEntry, RunConfig, SystemEntry
 from harness.system import MemorySpec, ModelShape, ModelSpec
 
 T = TypeVar("T")

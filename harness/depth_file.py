@@ -12,7 +12,7 @@ import pandas as pd
 
 from harness.catalogue import ROOT
 from harness.cells import DepthKey
-from harness.config import RunConfig
+from harness.entries import RunConfig
 from specter_core.errors import UserError
 
 NAME = "depths.json"

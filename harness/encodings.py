@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from harness.config import ModelEntry, SystemEntry
+from harness.entries import ModelEntry, SystemEntry
 from harness.system import ModelSpec
 from specter_core.options import ENCODINGS, resolve_encoding
 

@@ -9,9 +9,10 @@ from typing import NamedTuple
 
 from harness import catalogue
 from harness.cells import Group, Skip, config_hash, expand
-from harness.config import ModelEntry, RunConfig, SystemEntry, system_entry
+from harness.config import system_entry
 from harness.datasets.select import TooFewDocuments
 from harness.depth_file import chosen_depths
+from harness.entries import ModelEntry, RunConfig, SystemEntry
 from harness.environment import detect_device
 from harness.memory import memory_spec
 from harness.prompts import BenchPrompt, PromptSource

@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness import environment
 from harness.catalogue import ROOT
-from harness.config import RunConfig
+from harness.entries import RunConfig
 from harness.runner import write_csv
 from specter_core.errors import UserError
 

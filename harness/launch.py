@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-from harness.config import Launcher
+from harness.entries import Launcher
 from harness.gpu_info import gpus
 from specter_core.errors import UserError
 from specter_core.memory.numa import NUMA_NODE, chosen_node

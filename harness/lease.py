@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from harness.config import SystemEntry
+from harness.entries import SystemEntry
 from harness.grid import PlannedGroup
 from harness.measure import Measurement
 from harness.prompts import BenchPrompt, PromptSource

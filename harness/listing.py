@@ -7,8 +7,9 @@ from pathlib import Path
 
 from harness import catalogue
 from harness.cells import expand
-from harness.config import RunConfig, SystemEntry, model_entry, system_entry
+from harness.config import model_entry, system_entry
 from harness.depth_file import chosen_depths, location
+from harness.entries import RunConfig, SystemEntry
 from harness.environment import detect_device
 from harness.estimate import Speeds, known_files, recorded
 from harness.footprint import entry_bytes, parts, slots_in

@@ -12,9 +12,9 @@ from typing import Any
 from harness import efficiency, gpu_guard
 from harness.catalogue import ROOT
 from harness.cells import batches
-from harness.config import RunConfig
 from harness.device_meter import DeviceMeter
 from harness.early_stop import LEAST_REPEATS, settled
+from harness.entries import RunConfig
 from harness.grid import PlannedGroup
 from harness.prompts import BenchPrompt
 from harness.records import Key, RecordFile, key_of, read_rows

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 
 from harness import catalogue
-from harness.config import CONSUMED, RunConfig
+from harness.config import CONSUMED
+from harness.entries import RunConfig
 from specter_core.errors import UserError
 
 COMMANDS = "list, plan [KEY=VALUE …], validate DIR, or none for a run"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from harness.config import SystemEntry
+from harness.entries import SystemEntry
 from harness.grid import PlannedGroup
 from harness.measure import Measurement
 from harness.prompts import BenchPrompt

@@ -15,7 +15,7 @@ import pandas as pd
 
 from harness import assets, depth_file, environment, frame, launch, timings
 from harness.catalogue import ROOT, shown
-from harness.config import RunConfig, SystemEntry
+from harness.entries import RunConfig, SystemEntry
 from harness.grid import PlannedGroup, RunPlan, missing_module
 from harness.measure import Measurement
 from harness.progress import RunProgress

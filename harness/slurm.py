@@ -12,7 +12,7 @@ from typing import Any
 
 from harness import depth_file, shards
 from harness.catalogue import ROOT
-from harness.config import Launcher, RunConfig
+from harness.entries import Launcher, RunConfig
 from harness.grid import RunPlan
 from harness.records import RecordFile
 from harness.runner import finish, output_folder, set_aside, write_systems

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness import assets
 from harness.catalogue import shown
-from harness.config import ModelEntry
+from harness.entries import ModelEntry
 from harness.footprint import draft_bytes
 from harness.gpu_info import gpus
 from harness.system import ModelShape, ModelSpec

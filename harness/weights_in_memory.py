@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.catalogue import ROOT
-from harness.config import ModelEntry
+from harness.entries import ModelEntry
 from harness.system import ModelSpec
 from specter_core.errors import UserError
 

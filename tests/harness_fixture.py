@@ -9,7 +9,8 @@ from typing import Any
 
 from harness import runner
 from harness.cells import expand
-from harness.config import RunConfig, SystemEntry, run_config
+from harness.config import run_config
+from harness.entries import RunConfig, SystemEntry
 from harness.grid import PlannedGroup, RunPlan, _planned
 from harness.prompts import BenchPrompt
 from harness.system import ModelShape, ModelSpec

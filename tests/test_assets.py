@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from harness import assets, catalogue, weights
-from harness.config import ModelEntry, model_entry
+from harness.config import model_entry
 from harness.dataset_source import DatasetSource
+from harness.entries import ModelEntry
 from harness.environment import git_commit
 from specter_core.errors import UserError
 

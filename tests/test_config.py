@@ -6,7 +6,8 @@ import pytest
 from harness_fixture import raw_config
 
 from harness import catalogue
-from harness.config import MemoryEntry, model_entry, run_config, system_entry
+from harness.config import model_entry, run_config, system_entry
+from harness.entries import MemoryEntry
 from harness.footprint import draft_bytes, entry_bytes, parts, slots_budget_bytes, slots_in
 from harness.weights import absent, tensor_sizes, weights_hash
 from specter_core.errors import UserError

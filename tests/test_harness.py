@@ -17,7 +17,8 @@ from harness_fixture import TESTS, FixedPrompts, plan, raw_config, run
 
 from harness import frame
 from harness.cells import batches, expand
-from harness.config import SystemEntry, run_config
+from harness.config import run_config
+from harness.entries import SystemEntry
 from harness.records import read_rows
 from harness.reference_tokens import ReferenceTokens, reference_key
 from harness.summary import ratio, summarise

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harness import launch
-from harness.config import Launcher
+from harness.entries import Launcher
 from specter_core.device_runtime import CudaRuntime
 from specter_core.errors import UserError
 from specter_core.memory import numa

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from harness import lease, weights
-from harness.config import RunConfig, run_config
+from harness.config import run_config
+from harness.entries import RunConfig
 from harness.grid import plan_run, reference_system
 from harness.lease import Part
 from harness.measure import Measurement

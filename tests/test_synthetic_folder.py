@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
-from harness.config import ModelEntry
 from harness.dataset_source import DatasetSource
+from harness.entries import ModelEntry
 from harness.shared_store import shared_store
 from harness.synthetic import SyntheticSpec, open_synthetic, spec_for
 from harness.synthetic.text import byte_tokenizer

@@ -9,7 +9,7 @@ from typing import Any
 
 from harness import environment, timings
 from harness.catalogue import ROOT, shown
-from harness.config import RunConfig
+from harness.entries import RunConfig
 from harness.grid import PlannedGroup, RunPlan
 from harness.progress import RunProgress
 from harness.routing import measure

@@ -23,7 +23,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from harness import catalogue, environment, gpu_guard
-from harness.config import RunConfig, run_config
+from harness.config import run_config
+from harness.entries import RunConfig
 from harness.grid import PlannedGroup, RunPlan, plan_run, reference_system
 from harness.launch import seats
 from harness.lease import Part, run_model, write_off

@@ -31,7 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from harness import catalogue, environment, gpu_guard
 from harness.cells import Skip, expand
-from harness.config import RunConfig, SystemEntry, run_config
+from harness.config import run_config
+from harness.entries import RunConfig, SystemEntry
 from harness.grid import PlannedGroup, RunPlan, _planned, plan_run
 from harness.launch import seats
 from harness.measure import Measurement
