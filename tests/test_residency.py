@@ -172,6 +172,20 @@ def test_an_issued_prefetch_that_nobody_needs_is_waited_for_and_then_evicted():
     assert [t.key.expert for t in world.link.submitted] == [7, 3]
 
 
+def test_an_expert_that_finds_no_staging_slot_does_not_hold_back_one_worth_keeping():
+    world = world_of(slots=1, staging=1, seed=0)
+    cache, loader = world.cache, world.loader
+    loader.drain()
+    cache.clear()
+    loader.load(ExpertKey(0, 7), 0, Priority.PREFETCH)
+    world.link.step()
+    plan = ResidencyManager(cache).plan_layer(0, [1, 2, 3], {1: 1, 2: 2, 3: 3})
+    staging = cache.staging_slots[0]
+    assert [(op.key.expert, op.slot) for op in plan.ops if isinstance(op, Copy)] == [(1, staging), (3, 0), (2, staging)]
+    kinds = [(type(op), op.key.expert) for op in plan.ops if isinstance(op, Copy | Gemm)]
+    assert kinds[:3] == [(Copy, 1), (Copy, 3), (Gemm, 1)]
+
+
 def test_experts_that_are_all_loading_are_late_and_loaded_once():
     world = resident_world(3, [])
     for slot, expert in enumerate((4, 0, 6)):
