@@ -77,6 +77,7 @@ def decoded(family: str) -> list[tuple[str, float, float]]:
     """The same layers on CudaOps and on TorchOps: prefill, then two sequences at once with padding."""
     import tempfile
 
+    import plain_model
     import tiny_models
     import torch
 
@@ -103,7 +104,7 @@ def decoded(family: str) -> list[tuple[str, float, float]]:
         tokens = torch.randint(0, 64, (rows.batch, rows.steps), generator=generator)
         outcomes = []
         for decoder, kv in zip(decoders, caches, strict=True):
-            x, ids = tiny_models.without_experts(decoder, kv, tokens, rows)
+            x, ids = plain_model.without_experts(decoder, kv, tokens, rows)
             outcomes.append((decoder.logits(x)[rows.valid.flatten()], ids))
         if all(rows is not prompt for prompt in prompts):
             outcomes += [fused(decoders[0], caches[0], tokens, rows, preset) for preset in ("target", "draft")]

@@ -56,6 +56,17 @@ def plain_forward(decoder: Decoder, experts: RoutedExperts, tokens: Tensor, kv: 
     return x
 
 
+def without_experts(decoder: Decoder, kv: KVCache, tokens: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
+    """The plain pass with routed experts that add nothing: the last layer's x [R, H], ids [layers, R, k]."""
+    ids: list[Tensor] = []
+
+    def nothing(_: int, routing: Routing) -> Tensor:
+        ids.append(routing.ids)
+        return torch.zeros_like(routing.normed)
+
+    return plain_forward(decoder, nothing, tokens, kv, rows), torch.stack(ids)
+
+
 def read_experts(checkpoint: Checkpoint, config: ModelConfig) -> dict[ExpertKey, ExpertWeights]:
     """Every routed expert, as stored."""
     dtype = expert_dtype(checkpoint, config)

@@ -58,7 +58,8 @@ def models(family: str) -> Iterator[Any]:
     from specter_core.model.prefill_pass import PrefillPass, last_logits
     from specter_core.model.rows import Rows
     from specter_core.state.kv_cache import KVCache
-    from tests.tiny_models import tiny_checkpoint, without_experts
+    from tests.plain_model import without_experts
+    from tests.tiny_models import tiny_checkpoint
 
     count = 11
     with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Seeded random checkpoints of each family, written by transformers' own save_pretrained, and their plain pass."""
+"""Seeded random checkpoints of each family, written by transformers' own save_pretrained."""
 
 from __future__ import annotations
 
@@ -7,11 +7,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
-
-from specter_core.model.decoder import Decoder
-from specter_core.model.rows import Rows
-from specter_core.state.kv_cache import KVCache
 
 FAMILIES = ("deepseek_v2", "qwen2_moe", "phimoe")
 
@@ -165,17 +160,3 @@ def interpreter_checkpoint(family: str, folder: Path) -> Path:
         family, folder, layers=1 + (family == "deepseek_v2"), hidden=128, experts=4, expert_width=128, heads=2,
         vocab=64, top_k=2, original_positions=32, dtype=torch.float32,
     )  # fmt: skip
-
-
-def without_experts(decoder: Decoder, kv: KVCache, tokens: Tensor, rows: Rows) -> tuple[Tensor, Tensor]:
-    """The plain pass with routed experts that add nothing: hidden [R, H] after the last layer, ids [layers, R, k]."""
-    x, ids = decoder.embed(tokens), []
-    for layer in decoder.layers:
-        x = layer.attend(x, kv, rows)
-        if layer.moe_index is None:
-            x = layer.dense(x)
-        else:
-            routing = layer.route(x, rows)
-            ids.append(routing.ids)
-            x = layer.combine(x, routing.normed, torch.zeros_like(x))
-    return x, torch.stack(ids)
