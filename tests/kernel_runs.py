@@ -1,7 +1,7 @@
 """Runs decode-kernel checks in a process of its own, since Triton decides once whether it interprets or compiles.
 
-python tests/kernel_runs.py interpret GROUP… | compile SHAPE… | compile_rest all | decode FAMILY…: one JSON object on the
-last line.
+python tests/kernel_runs.py interpret GROUP… | compile SHAPE… | compile_rest all | decode FAMILY…: one JSON object on
+the last line.
 """
 
 from __future__ import annotations
